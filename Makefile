@@ -1,0 +1,41 @@
+# Copyright 2026 The diff_jax Authors
+# SPDX-License-Identifier: Apache-2.0
+
+# The first of $PYTHON, python3.12, python3.13, python3 that runs and is new
+# enough: some are on the PATH only to say that they are not installed.
+VENV ?= .venv
+FIND_PYTHON = for p in "$$PYTHON" python3.12 python3.13 python3; do \
+    [ -n "$$p" ] && "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 12))' \
+      2>/dev/null && { echo "$$p"; exit 0; }; \
+  done; \
+  echo "diff_jax needs Python >= 3.12: install it, or set PYTHON" >&2; exit 1
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.installed
+	. $(VENV)/bin/activate && \
+	diff-jax sweep configs/recall.py --workdir=runs/demo/recall \
+	  --report=runs/demo/report.html && \
+	diff-jax train --config=configs/tiny_lm.py --workdir=runs/demo/tiny_lm && \
+	diff-jax report runs/demo/recall/* runs/demo/tiny_lm \
+	  --out=runs/demo/report.html
+
+test: $(VENV)/.installed-dev
+	. $(VENV)/bin/activate && python -m pytest -q
+
+lint: $(VENV)/.installed-dev
+	. $(VENV)/bin/activate && ruff check . && pyink --check -q .
+
+$(VENV)/bin/python:
+	python=$$($(FIND_PYTHON)) && "$$python" -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
