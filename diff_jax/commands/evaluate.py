@@ -1,0 +1,78 @@
+# Copyright 2026 The diff_jax Authors
+# SPDX-License-Identifier: Apache-2.0
+"""diff-jax evaluate: run the evaluators of a run on its newest checkpoints.
+
+Prints a table and writes evaluate.json into the run's folder. Settings can be
+changed or added: --config.evaluators.recall.num_batches=64.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+from collections.abc import Sequence
+
+import jax
+from ml_collections import config_dict
+
+from diff_jax import train
+from diff_jax.checkpoint import Checkpoints, on_mesh
+from diff_jax.config import ConfigError, parse
+from diff_jax.data import make_source
+from diff_jax.evaluators import make_evaluators
+from diff_jax.flags import override
+from diff_jax.optimizer import make_optimizer
+from diff_jax.run import plain, read_description
+from diff_jax.sharding import make_mesh
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+      prog="diff-jax evaluate",
+      description=__doc__,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+  )
+  parser.add_argument("workdir", metavar="WORKDIR")
+  arguments, overrides = parser.parse_known_args(argv)
+  workdir = pathlib.Path(arguments.workdir)
+  config = config_dict.ConfigDict(read_description(workdir)["config"])
+  results = evaluate(override(config, overrides), workdir)
+  (workdir / "evaluate.json").write_text(json.dumps(results, indent=2))
+  for result in results:
+    print(f"seed {result['seed']}, step {result['step']}")
+    for name, value in result["values"].items():
+      if not isinstance(value, list):
+        print(f"  {name:36} {value if isinstance(value, str) else f'{value:.4f}'}")
+
+
+def evaluate(config: config_dict.ConfigDict, workdir) -> list[dict]:
+  """Values of every evaluator for the newest checkpoint of each seed.
+
+  Raises:
+    ConfigError: if a seed has no checkpoint.
+  """
+  settings = parse(config)
+  mesh = make_mesh(settings.mesh)
+  source = make_source(settings.data)
+  optimizer = make_optimizer(settings.optimizer, settings.train.num_steps)
+  results = []
+  with jax.set_mesh(mesh):
+    evaluators = make_evaluators(settings.evaluators, source, mesh)
+    init = functools.partial(train.init_state, settings, optimizer)
+    abstract_state = on_mesh(jax.eval_shape(init, 0), mesh)
+    for seed in settings.train.seeds:
+      folder = pathlib.Path(workdir) / "checkpoints" / f"seed_{seed}"
+      if not folder.is_dir():
+        raise ConfigError(f"workdir={str(workdir)!r} has no {folder}.")
+      with Checkpoints(folder, keep=settings.train.keep_checkpoints) as saved:
+        step = saved.latest_step()
+        if step is None:
+          raise ConfigError(f"{folder} holds no committed checkpoint.")
+        state = saved.restore(abstract_state)
+      values = {}
+      for evaluator in evaluators:
+        values |= evaluator.run(state.model)
+      values = {name: plain(value) for name, value in values.items()}
+      results.append({"seed": seed, "step": step, "values": values})
+  return results

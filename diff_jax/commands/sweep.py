@@ -1,0 +1,74 @@
+# Copyright 2026 The diff_jax Authors
+# SPDX-License-Identifier: Apache-2.0
+"""diff-jax sweep: train every arm that a config file's sweep() adds.
+
+A config file says `def sweep(add, arg)` and calls `add(name, {"x.y": value, ...})`
+once an arm, with `arg=` if the arm needs another argument of get_config: a
+folder of that name below the workdir. Finished arms are skipped, an interrupted
+one continues; the report is renewed after each.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from diff_jax import report, run, train
+from diff_jax.config import ConfigError
+from diff_jax.flags import load_config_file, override
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+      prog="diff-jax sweep",
+      description=__doc__,
+      epilog="Any setting, for all arms: --config.x.y=value",
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
+  )
+  parser.add_argument("config", metavar="FILE.py[:ARG]")
+  parser.add_argument("--workdir", metavar="DIR", help="default: runs/FILE")
+  parser.add_argument("--report", metavar="FILE", help="default: in the workdir")
+  arguments, overrides = parser.parse_known_args(argv)
+  module, argument = load_config_file(arguments.config)
+  workdir = pathlib.Path(
+      arguments.workdir or pathlib.Path("runs") / module.__name__
+  )
+  page = arguments.report or workdir / "report.html"
+  arms = arms_of(module, argument, overrides)
+  finished = []
+  for index, (name, config) in enumerate(arms.items()):
+    folder = workdir / name
+    label = f"[{index + 1}/{len(arms)}] {name}"
+    if run.is_finished(folder, config.seeds):
+      print(f"{label}: finished before", file=sys.stderr)
+    else:
+      print(label, file=sys.stderr)
+      train.train(config, folder)
+      report.write([*finished, folder], page)
+    finished.append(folder)
+  report.main([*map(str, finished), f"--out={page}"])
+
+
+def arms_of(module, argument: str, overrides: Sequence[str]):
+  """Config by arm: the file's config, the arm's values, then the user's.
+
+  Raises:
+    ConfigError: if the file has no sweep, or two arms one name.
+  """
+  if not hasattr(module, "sweep"):
+    raise ConfigError(
+        f"config={module.__file__!r} must define sweep(add, arg) to be swept; use"
+        " diff-jax train."
+    )
+  arms = {}
+
+  def add(name, values, arg=argument):
+    if name in arms:
+      raise ConfigError(f"sweep() of {module.__file__} adds {name!r} twice.")
+    config = module.get_config(arg)
+    config.update_from_flattened_dict(values)
+    arms[name] = override(config, overrides)
+
+  module.sweep(add, argument)
+  return arms

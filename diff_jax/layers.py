@@ -1,0 +1,154 @@
+# Copyright 2026 The diff_jax Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The layers around attention: initialisation, norm, rotary positions, MLP."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from diff_jax.sharding import Shardings
+
+
+def matrix(
+    key: jax.Array,
+    shape: tuple[int, ...],
+    fan_in: int,
+    *,
+    init: str = "fan_in",
+    gain: float = 1.0,
+    sharding: P | None = None,
+) -> nnx.Param:
+  """An fp32 weight, born with its sharding.
+
+  Args:
+    key: PRNG key.
+    shape: of the weight.
+    fan_in: the number of inputs that each output sums.
+    init: `fan_in`, normal with std fan_in ** -0.5; `normal_0.02`;
+      `kaiming_uniform`, uniform within +-fan_in ** -0.5, the default of
+      torch.nn.Linear.
+    gain: multiplies the draw.
+    sharding: the weight's PartitionSpec.
+  """
+  if init == "kaiming_uniform":
+    bound = gain * fan_in**-0.5
+    draw = jax.random.uniform(
+        key, shape, jnp.float32, -bound, bound, out_sharding=sharding
+    )
+    return nnx.Param(draw)
+  stds = {"fan_in": fan_in**-0.5, "normal_0.02": 0.02}
+  if init not in stds:
+    raise ValueError(
+        f"{init=} must be one of {sorted([*stds, 'kaiming_uniform'])}."
+    )
+  draw = jax.random.normal(key, shape, jnp.float32, out_sharding=sharding)
+  return nnx.Param(gain * stds[init] * draw)
+
+
+def rms_norm(
+    x: Float[Array, "... d"], weight: Float[Array, " d"] | None, eps: float
+) -> Float[Array, "... d"]:
+  """x / rms(x) over the last axis, in fp32, times the weight (in x's dtype)."""
+  wide = x.astype(jnp.float32)
+  mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+  out = wide * jax.lax.rsqrt(mean_square + eps)
+  if weight is not None:
+    out = out * weight.reshape((1,) * (x.ndim - 1) + weight.shape)
+  return out.astype(x.dtype)
+
+
+def rope(
+    x: Float[Array, "b t n c h"],
+    positions: Int[Array, "b1 t"],
+    *,
+    theta: float,
+    style: str,
+) -> Float[Array, "b t n c h"]:
+  """Rotary position embedding (arXiv 2104.09864), angles in fp32.
+
+  Args:
+    x: queries or keys.
+    positions: of each row, in tokens.
+    theta: the base; frequencies are theta ** (-2i / h).
+    style: `interleaved` rotates the pairs (2i, 2i + 1), as the official code
+      does; `half` the pairs (i, i + h/2), as Llama does; `none` returns x.
+  """
+  if style == "none":
+    return x
+  h = x.shape[-1]
+  frequencies = theta ** (-jnp.arange(0, h, 2, dtype=jnp.float32) / h)
+  angles = (
+      positions[:, :, None, None, None].astype(jnp.float32)
+      * frequencies[None, None, None, None, :]
+  )
+  cos, sin = jnp.cos(angles), jnp.sin(angles)
+  wide = x.astype(jnp.float32)
+  if style == "interleaved":
+    first, second = wide[..., 0::2], wide[..., 1::2]
+  else:
+    first, second = wide[..., : h // 2], wide[..., h // 2 :]
+  rotated = (first * cos - second * sin, first * sin + second * cos)
+  if style == "interleaved":
+    out = jnp.stack(rotated, axis=-1).reshape(x.shape)
+  else:
+    out = jnp.concatenate(rotated, axis=-1)
+  return out.astype(x.dtype)
+
+
+def embed(
+    table: Float[Array, "v d"],
+    tokens: Int[Array, "b t"] | Int[Array, "b t i"],
+    sharding: P | None,
+) -> Float[Array, "b t d"]:
+  """Rows of the table; the i embeddings of a position are summed."""
+  if tokens.ndim == 2:
+    return table.at[tokens].get(out_sharding=sharding)
+  if sharding is not None:
+    sharding = P(sharding[0], sharding[1], None, sharding[2])
+  return table.at[tokens].get(out_sharding=sharding).sum(axis=2)
+
+
+class SwiGLU(nnx.Module):
+  """(silu(x W_gate) * x W_up) W_down (arXiv 2002.05202), without biases."""
+
+  def __init__(
+      self,
+      d_model: int,
+      mlp_dim: int,
+      *,
+      init: str = "fan_in",
+      output_gain: float = 1.0,
+      shardings: Shardings = Shardings(),  # noqa: B008, it is frozen
+      rngs: nnx.Rngs,
+  ):
+    s = self.shardings = shardings
+    wide, narrow = (d_model, mlp_dim), (mlp_dim, d_model)
+    self.w_gate = matrix(
+        rngs.params(), wide, d_model, init=init, sharding=s.w_df
+    )
+    self.w_up = matrix(rngs.params(), wide, d_model, init=init, sharding=s.w_df)
+    self.w_down = matrix(
+        rngs.params(),
+        narrow,
+        mlp_dim,
+        init=init,
+        gain=output_gain,
+        sharding=s.w_fd,
+    )
+
+  def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+    s, dtype = self.shardings, x.dtype
+    gate = jnp.einsum(
+        "btd,df->btf", x, self.w_gate.astype(dtype), out_sharding=s.act_btf
+    )
+    up = jnp.einsum(
+        "btd,df->btf", x, self.w_up.astype(dtype), out_sharding=s.act_btf
+    )
+    return jnp.einsum(
+        "btf,fd->btd",
+        jax.nn.silu(gate) * up,
+        self.w_down.astype(dtype),
+        out_sharding=s.act_btd,
+    )
