@@ -18,9 +18,7 @@ COMMANDS = {
 
 def usage() -> str:
   lines = [f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()]
-  return "\n".join(
-      ["usage: diff-jax COMMAND [--help] ...", "", *lines]
-  )
+  return "\n".join(["usage: diff-jax COMMAND [--help] ...", "", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if argv else 2
   name, *rest = argv
   if name not in COMMANDS:
-    print(f"diff-jax: there is no command {name!r}\n\n{usage()}", file=sys.stderr)
+    print(
+        f"diff-jax: there is no command {name!r}\n\n{usage()}", file=sys.stderr
+    )
     return 2
   try:
     return importlib.import_module(COMMANDS[name][0]).main(rest) or 0

@@ -53,7 +53,13 @@ def override(
     # ml_collections prints what it is about to raise; once is enough.
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
       rest = values(argv)[1:]
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+  except (
+      flags.Error,
+      AttributeError,
+      KeyError,
+      TypeError,
+      ValueError,
+  ) as error:
     raise ConfigError(str(error)) from error
   if rest:
     raise ConfigError(f"arguments {rest} are not understood.")

@@ -12,6 +12,7 @@ Axes of the mesh, any of which may have size 1:
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -67,21 +68,23 @@ ON_MESH = Shardings(
 )
 
 
-def make_mesh(config: MeshConfig) -> jax.sharding.Mesh:
-  """The explicit mesh of a config over all devices.
+def make_mesh(
+    config: MeshConfig, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
+  """The explicit mesh of a config over `devices` (None: all).
 
   Raises:
     ConfigError: if the sizes do not multiply to the number of devices.
   """
   sizes = {axis: getattr(config, axis) for axis in AXES}
-  devices = jax.device_count()
+  devices = jax.devices() if devices is None else list(devices)
   free = [axis for axis, size in sizes.items() if size == -1]
   known = math.prod(size for size in sizes.values() if size != -1)
-  if len(free) == 1 and devices % known == 0:
-    sizes[free[0]] = devices // known
-  if math.prod(sizes.values()) != devices or min(sizes.values()) < 1:
+  if len(free) == 1 and len(devices) % known == 0:
+    sizes[free[0]] = len(devices) // known
+  if math.prod(sizes.values()) != len(devices) or min(sizes.values()) < 1:
     raise ConfigError(
-        f"mesh={sizes} must multiply to the {devices} devices present; one"
+        f"mesh={sizes} must multiply to the {len(devices)} devices present; one"
         " axis may be -1."
     )
   if sizes["context"] != 1:
@@ -93,6 +96,7 @@ def make_mesh(config: MeshConfig) -> jax.sharding.Mesh:
       tuple(sizes.values()),
       AXES,
       axis_types=(jax.sharding.AxisType.Explicit,) * len(AXES),
+      devices=devices,
   )
 
 

@@ -9,9 +9,10 @@ the same ones for every arm of an experiment.
 
 import contextlib
 import functools
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,8 +44,17 @@ class State(NamedTuple):
   step: jax.Array
 
 
-def train(config: config_dict.ConfigDict, workdir: str) -> None:
+def train(
+    config: config_dict.ConfigDict,
+    workdir: str | os.PathLike,
+    devices: Sequence[jax.Device] | None = None,
+) -> None:
   """Trains every seed of a config, continuing what `workdir` already holds.
+
+  Args:
+    config: from a config file; see `diff_jax.config.default`.
+    workdir: the run's folder; see `diff_jax.run`.
+    devices: of the mesh; None: all.
 
   Raises:
     ConfigError: for a setting that cannot be right, before the first step.
@@ -53,7 +63,7 @@ def train(config: config_dict.ConfigDict, workdir: str) -> None:
   if is_finished(workdir, settings.train.seeds):
     print(f"{workdir} is finished: nothing to do", file=sys.stderr)
     return
-  mesh = make_mesh(settings.mesh)
+  mesh = make_mesh(settings.mesh, devices)
   check_fits(settings.model, settings.batch_size, mesh)
   source = make_source(settings.data)
   check_source(settings.model, source)

@@ -43,7 +43,9 @@ def main(argv: Sequence[str]) -> None:
     print(f"seed {result['seed']}, step {result['step']}")
     for name, value in result["values"].items():
       if not isinstance(value, list):
-        print(f"  {name:36} {value if isinstance(value, str) else f'{value:.4f}'}")
+        print(
+            f"  {name:36} {value if isinstance(value, str) else f'{value:.4f}'}"
+        )
 
 
 def evaluate(config: config_dict.ConfigDict, workdir) -> list[dict]:

@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> None:
   )
   parser.add_argument("config", metavar="FILE.py[:ARG]")
   parser.add_argument("--workdir", metavar="DIR", help="default: runs/FILE")
-  parser.add_argument("--report", metavar="FILE", help="default: in the workdir")
+  parser.add_argument(
+      "--report", metavar="FILE", help="default: in the workdir"
+  )
   arguments, overrides = parser.parse_known_args(argv)
   module, argument = load_config_file(arguments.config)
   workdir = pathlib.Path(

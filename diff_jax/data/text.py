@@ -64,6 +64,13 @@ class Text:
     del seed  # Only the order of the rows depends on it: see pipeline.py.
     return PackedRows(pack(read_corpus(self.path).split(split)), self.seq_len)
 
+  def num_bytes(self, batch: Mapping[str, Any]) -> int:
+    """How many targets of a batch are bytes: bits per byte divide by it."""
+    targets, weights = map(
+        np.asarray, (batch["targets"], batch["loss_weights"])
+    )
+    return int(np.sum((targets != SEPARATOR) & (weights > 0)))
+
   def corpus(self) -> dict[str, Any]:
     """What was read: name, documents, bytes, SHA-256, missing modules.
 

@@ -25,6 +25,10 @@ class AttentionShares:
 
   On data without answers there is no answer group. A key belongs to the first
   of the groups that holds it: an answer at position 0 is an answer.
+
+  With answers, one query's row is given whole, for a picture: the last query of
+  the first example, in that head of the last layer whose mean share on the
+  answer is largest.
   """
 
   def __init__(self, source, mesh, *, batch_size: int = 16, num_rows: int = 8):
@@ -33,27 +37,23 @@ class AttentionShares:
 
   def __call__(self, model) -> Iterator[tuple[str, Any]]:
     batch = next(held_out_batches(self.source, self.mesh, self.batch_size, 1))
-    asked = np.flatnonzero(np.asarray(batch["loss_weights"][0]))
+    asked = np.flatnonzero(self.source.examples("eval", 0)[0]["loss_weights"])
     rows = asked[np.linspace(0, len(asked) - 1, self.num_rows).astype(int)]
-    answers = batch.get("answer_positions")
-    means, picture = _measure(model, batch, jnp.asarray(rows), answers)
+    means, picture = _measure(model, batch, jnp.asarray(rows))
     yield from means.items()
     yield from picture.items()
-    yield "row_query", rows[-1]
-    if answers is not None:
-      yield "row_answer", answers[0, rows[-1]]
 
 
 @jax.jit
-def _measure(model, batch, rows, answers):
-  """Means of the statistics, and one row's maps: first example, last layer."""
-  segment_ids = batch.get("segment_ids")
+def _measure(model, batch, rows):
+  """Means of the statistics, and one row's maps."""
   maps, weights = model.row_maps(
       batch["tokens"],
       rows,
       positions=batch.get("positions"),
-      segment_ids=segment_ids,
+      segment_ids=batch.get("segment_ids"),
   )
+  answers = batch.get("answer_positions")
   return gathered(_statistics)(maps, weights, rows, answers)
 
 
@@ -79,10 +79,27 @@ def _statistics(maps, weights, rows, answers):
     means["correlation_of_maps"] = stats.correlation(
         maps[:, :, :, 0], maps[:, :, :, 1], visible
     ).mean()
-  picture = {"row_weights": weights[-1, 0, -1, 0]}
+  return means, {} if answers is None else _picture(
+      maps, weights, rows, answers
+  )
+
+
+def _picture(maps, weights, rows, answers):
+  last_layer = stats.absolute(stats.combine(maps, weights)[-1])  # b n r s
+  answer = (
+      jnp.arange(maps.shape[-1])[None, None] == answers[:, rows][:, :, None]
+  )
+  on_answer = stats.share(last_layer, answer[:, None]).mean((0, 2))
+  head = jnp.argmax(on_answer)
+  picture = {
+      "row_head": head,
+      "row_query": rows[-1],
+      "row_answer": answers[0, rows[-1]],
+      "row_weights": weights[-1, 0, -1, head],
+  }
   for c in range(maps.shape[3]):
-    picture[f"row_map_{c}"] = maps[-1, 0, 0, c, -1]
-  return means, picture
+    picture[f"row_map_{c}"] = maps[-1, 0, head, c, -1]
+  return picture
 
 
 def _groups(rows, answers, like):
