@@ -46,12 +46,12 @@ def override(
   """
   values = flags.FlagValues()
   argv = ["diff-jax", *arguments]
-  config_flags.DEFINE_config_dict(
-      "config", config, flag_values=values, sys_argv=argv
-  )
   try:
     # ml_collections prints what it is about to raise; once is enough.
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
+      config_flags.DEFINE_config_dict(
+          "config", config, flag_values=values, sys_argv=argv
+      )
       rest = values(argv)[1:]
   except (
       flags.Error,
@@ -60,7 +60,15 @@ def override(
       TypeError,
       ValueError,
   ) as error:
-    raise ConfigError(str(error)) from error
+    raise ConfigError(_message(error)) from error
   if rest:
     raise ConfigError(f"arguments {rest} are not understood.")
   return values["config"].value
+
+
+def _message(error: Exception) -> str:
+  """One line of an error that may hold another."""
+  while error.args and isinstance(error.args[0], Exception):
+    error = error.args[0]
+  text = error.args[0] if isinstance(error, KeyError) else str(error)
+  return " ".join(str(text).split())

@@ -86,10 +86,8 @@ def _statistics(maps, weights, rows, answers):
 
 def _picture(maps, weights, rows, answers):
   last_layer = stats.absolute(stats.combine(maps, weights)[-1])  # b n r s
-  answer = (
-      jnp.arange(maps.shape[-1])[None, None] == answers[:, rows][:, :, None]
-  )
-  on_answer = stats.share(last_layer, answer[:, None]).mean((0, 2))
+  answer = _groups(rows, answers, last_layer[None])["answer"][0]
+  on_answer = stats.share(last_layer, answer).mean((0, 2))
   head = jnp.argmax(on_answer)
   picture = {
       "row_head": head,
