@@ -46,6 +46,7 @@
 # old `jaxlib` or driver fails in confusing ways, so that step is yours.
 
 # %%
+# ruff: noqa: E402, the other imports come after the installation.
 import importlib.metadata
 import os
 import subprocess
@@ -154,8 +155,12 @@ print("rows sum to", np.array(attention_map(q, k).sum(axis=-1)))
 # JAX has this function too. It wants `[batch, tokens, heads, width]`, and
 # values as wide as the keys:
 
+
 # %%
-add_axes = lambda x: x[None, :, None]  # noqa: E731
+def add_axes(x):
+  return x[None, :, None]  # one sequence, one head
+
+
 by_jax = jax.nn.dot_product_attention(
     *(add_axes(x) for x in (q, k, v[:, :16])), is_causal=True
 )
@@ -168,15 +173,15 @@ print(f"largest difference: {jnp.abs(by_jax[0, :, 0] - by_hand).max():.1e}")
 # Take 64 tokens. The last one asks a question whose answer is token 20; the
 # other tokens are distractors. Its score for a key has two parts:
 #
-# * **signal**: a component along the answer's key;
-# * **noise**: a component `u` that has nothing to do with the question and
-#   matches some keys better than others by accident.
+# * **signal**: the first coordinate of a key marks the answer;
+# * **noise**: in the other coordinates, the query matches some keys better
+#   than others by accident.
 #
-# For the pair of maps we need a second query. It is given `u` *without* the
-# signal, and keys that resemble the first ones; `shared` says how closely, and
-# therefore how much of the noise is **common** to both maps. (Here we put the
-# common noise in by hand. Whether training makes such maps is another
-# question: section 6 looks at one.)
+# For the pair of maps we need a second query and second keys. That query does
+# not look at the mark, and its keys resemble the first ones: `shared` says how
+# closely, and therefore how much of the noise is **common** to both maps. (Here
+# the common noise is put in by hand. Whether training makes such maps is
+# another question: section 6 looks at one layer.)
 
 # %%
 TOKENS, H, E, ANSWER = 64, 16, 32, 20
@@ -184,20 +189,21 @@ TOKENS, H, E, ANSWER = 64, 16, 32, 20
 
 def toy_context(key, shared):
   """q1, k1, q2, k2 [64,16] and v [64,32]; only the last query matters."""
-  keys = jax.random.split(key, 6)
-  normal = jax.random.normal
-  k1 = normal(keys[0], (TOKENS, H))
-  k2 = shared * k1 + (1 - shared**2) ** 0.5 * normal(keys[1], k1.shape)
-  u = normal(keys[2], (H,))
-  q1 = normal(keys[3], k1.shape).at[-1].set(u + 0.8 * k1[ANSWER])
-  q2 = normal(keys[4], k1.shape).at[-1].set(u)
-  return q1, k1, q2, k2, normal(keys[5], (TOKENS, E))
+  keys = jax.random.split(key, 3)
+  k1, own, q1, q2 = jax.random.normal(keys[0], (4, TOKENS, H))
+  k2 = shared * k1 + (1 - shared**2) ** 0.5 * own
+  k1 = k1.at[:, 0].set(jnp.arange(TOKENS) == ANSWER)
+  noise = jax.random.normal(keys[1], (H,))
+  noise *= H**0.5 / jnp.linalg.norm(noise[1:])  # scores of deviation 1
+  q1 = q1.at[-1].set(noise.at[0].set(3.2 * H**0.5))  # the signal's score: 3.2
+  q2 = q2.at[-1].set(noise.at[0].set(0))
+  return q1, k1, q2, k2, jax.random.normal(keys[2], (TOKENS, E))
 
 
-q1, k1, q2, k2, v = toy_context(jax.random.key(1), shared=0.95)
+q1, k1, q2, k2, v = toy_context(jax.random.key(3), shared=0.95)
 a1, a2 = attention_map(q1, k1), attention_map(q2, k2)
-print(f"weight on the answer:     A1 {a1[-1, ANSWER]:.2f}")
-print(f"on all other tokens:      A1 {1 - a1[-1, ANSWER]:.2f}")
+print(f"A1 on the answer: {a1[-1, ANSWER]:.2f}")
+print(f"A1 on all others: {1 - a1[-1, ANSWER]:.2f}")
 others = np.arange(TOKENS) != ANSWER
 correlation = np.corrcoef(a1[-1, others], a2[-1, others])[0, 1]
 print(f"correlation of A1 and A2 over the other tokens: {correlation:.2f}")
@@ -252,26 +258,27 @@ def plot_row(a1, a2, lam, answer, title):
     panel.bar(np.arange(len(row)), row, width=0.85, color=colours)
     panel.axhline(0, color="black", lw=0.6)
     panel.set_title(f"{name}:  sum {row.sum():.2f},  answer {row[answer]:.2f}")
-  panels[0].plot(
-      answer, a1[answer] + 0.04 * a1.max(), "v", color=RED, label="answer"
-  )
-  panels[0].legend(loc="upper right")
+  panels[0].annotate(
+      "answer", (answer, a1[answer]), (5, -8), color=RED,
+      textcoords="offset points",
+  )  # fmt: skip
   panels[-1].set_xlabel("key position (tokens)")
-  figure.supylabel("attention weight (dimensionless)")
-  figure.suptitle(title)
-  plt.show()
+  figure.supylabel("attention weight (a share)", fontsize="medium")
+  figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+  return panels
 
 
 plot_row(
-    *(np.array(a[-1]) for a in (a1, a2)), lam, ANSWER,
+    np.array(a1[-1]), np.array(a2[-1]), lam, ANSWER,
     "A toy context: the last query's row",
 )  # fmt: skip
+plt.show()
 
 # %% [markdown]
-# The grey bars of A₁ and λA₂ have nearly the same shape, so they nearly cancel;
-# A₂ barely knows the answer, so that bar stays. It is *smaller relative to
-# nothing else*: the answer's weight went slightly down, everything around it
-# went down far more.
+# The grey bars of A₁ and λA₂ have nearly the same shape and nearly cancel. A₂
+# does not know the answer, so the red bar stays. Its weight went *down* a
+# little; everything around it went down far more, and that ratio is what
+# counts.
 #
 # **How large should λ be?** If the noise were the same in both maps, A₁ would
 # be $p\cdot\text{answer} + (1-p)\cdot\text{noise}$ and A₂ just noise, so
@@ -305,7 +312,7 @@ for shared, colour, name in (
     (0.95, RED, "common to both maps"),
     (0.0, GREY, "unrelated"),
 ):
-  cosines = jax.vmap(lambda key: answer_cosine(key, shared))(contexts)  # noqa: B023
+  cosines = jax.vmap(answer_cosine, in_axes=(0, None))(contexts, shared)
   low, middle, high = np.percentile(cosines, [25, 50, 75], axis=0)
   right.plot(lambdas, middle, color=colour, label=f"noise {name}")
   right.fill_between(lambdas, low, high, color=colour, alpha=0.2, lw=0)
@@ -418,30 +425,29 @@ print(f"largest difference: {jnp.abs(by_parts - diff_layer(x)).max():.1e}")
 # $$\mathrm{head} \leftarrow (1-\lambda_\mathrm{init})\;
 # \frac{\mathrm{head}}{\mathrm{rms}(\mathrm{head})} \cdot \mathrm{weight}.$$
 #
-# Here is what that does to the size of a head as λ grows.
+# Make the values ten times larger and see what arrives:
+
 
 # %%
-print("  λ    rms of the heads, before and after the norm")
-for value in (0.0, 0.2, 0.5, 0.9):
-  heads = diff_jax.diff_attention(queries, keys, values, value)
-  normed = layers.rms_norm(heads, None, 1e-5)
-  rms = [float(jnp.sqrt(jnp.square(y).mean())) for y in (heads, normed)]
-  print(f"{value:4.1f}    {rms[0]:.2f}   {rms[1]:.2f}")
+def rms(x):
+  return float(jnp.sqrt(jnp.square(x).mean()))
 
-louder = nnx.clone(diff_layer)
-louder.w_v[...] = 10 * louder.w_v[...]
-change = jnp.abs(louder(x) - diff_layer(x)).max()
-print(f"values ten times larger: the layer's output changes by {change:.0e}")
+
+print("rms of the layer's output")
+for layer in (softmax_layer, diff_layer):
+  louder = nnx.clone(layer)
+  louder.w_v[...] = 10 * layer.w_v[...]
+  print(f"{type(layer).__name__:18}{rms(layer(x)):.3f}", end="")
+  print(f"   values ten times larger: {rms(louder(x)):.3f}")
 
 # %% [markdown]
 # Since rms(c · head) = c · rms(head) for any c > 0, the norm erases the scale:
 # of the weighted sum, only the **direction** gets through. That explains three
 # things.
 #
-# * Rows that sum to 1 − λ are harmless. Without the norm, heads would shrink as
-#   λ grows.
-# * "Weight 0.14 on the answer" means nothing on its own; 0.14 with nothing
-#   beside it is the same to the layer as 1.00. Compare shares of |A|, as
+# * That rows sum to 1 − λ and not to 1 does no harm.
+# * "Weight 0.2 on the answer" means nothing on its own: with nothing beside it,
+#   it is the same to the layer as 1.0. Compare shares of |A|, as
 #   `diff_jax.attention.stats` does.
 # * A head cannot stay silent. Whether it found the answer or only noise, it
 #   adds a vector of the same length. The constant (1 − λ_init) sets that
@@ -544,15 +550,15 @@ for name, (layer, _) in arms.items():
   trained[name], *curves[name] = train(layer, num_steps)
 
 # %%
-no_binding = task.baselines()
+unbound = task.baselines()
 figure, panels = plt.subplots(1, 2, figsize=(9, 3.4))
 for name, (_, colour) in arms.items():
   for panel, curve in zip(panels, curves[name], strict=True):
     panel.plot(np.arange(1, num_steps + 1), curve, color=colour, label=name)
-panels[0].axhline(no_binding["no_binding_loss_nats"], color=GREY, ls=":")
+panels[0].axhline(unbound["no_binding_loss_nats"], color=GREY, ls=":")
 panels[1].axhline(
-    no_binding["no_binding_accuracy"], color=GREY, ls=":",
-    label="most frequent value",
+    unbound["no_binding_accuracy"], color=GREY, ls=":",
+    label="ignores the keys",
 )  # fmt: skip
 panels[0].set(title="Loss", xlabel="step", ylabel="nats per query")
 panels[1].set(title="Accuracy", xlabel="step", ylabel="share of queries")
@@ -567,33 +573,74 @@ for name, (_, accuracies) in curves.items():
 
 # %% [markdown]
 # Every batch is new, so this is accuracy on unseen examples; the dotted line is
-# a reader that ignores the keys.
+# a reader that knows how often each value occurs but ignores the keys.
 #
 # **What this shows:** the layer trains like any other, all three layers solve
 # the task, and the curves differ in *when*; with one seed and one learning rate
 # this is no evidence that any of them is better.
 #
-# Does the trained layer look like the toy? One query's row, in the head that
-# looks at the answer most:
+# Does the trained layer look like the toy? Here is one query's row, in the head
+# that looks at the answer most. Mind the axis: square roots, or A₂ would be
+# invisible.
 
 # %%
 model = trained["differential"]
-batch = jax.tree.map(lambda y: y[None], task.examples("eval", seed=0)[0])
-row = task.context  # the first query
-answer = int(batch["answer_positions"][0, row])
+batch = next(make_iterator(task, "eval", seed=0, batch_size=32))
+rows = jnp.arange(task.context, task.seq_len)  # the queries
 _, normed = attention_input(model, batch["tokens"])
-maps, weights = model["attention"].row_maps(normed, jnp.array([row]))
-shares = stats.absolute(stats.combine(maps, weights))[0, :, 0]  # |A| / sum |A|
-head = int(shares[:, answer].argmax())
-lam = -float(weights[0, 0, head, 1])
-a1, a2 = np.array(maps[0, head, :, 0, : row + 1])
-plot_row(a1, a2, lam, answer, f"After training: head {head}, one query's row")
+maps, weights = model["attention"].row_maps(
+    normed, rows
+)  # [b,n,c,r,s], [b,r,n,c]
+lam = -float(weights[0, 0, 0, 1])
 
-others = np.arange(row + 1) != answer
-print(f"share of |A| on the answer: {shares[head, answer]:.2f}", end="; ")
-print(f"of A1 alone: {a1[answer]:.2f}")
-correlation = np.corrcoef(a1[others], a2[others])[0, 1]
-print(f"correlation of A1 and A2 over the other tokens: {correlation:.2f}")
+answers = batch["answer_positions"][:, None, rows, None]  # [b,1,r,1]
+signed = stats.combine(maps, weights)
+
+
+def on_answer(shares):
+  return np.take_along_axis(np.array(shares), answers, axis=-1)[..., 0]
+
+
+share_of_a1, share_of_a = on_answer(maps[:, :, 0]), on_answer(
+    stats.absolute(signed)
+)
+head = share_of_a.mean(axis=(0, 2)).argmax()
+panels = plot_row(
+    *np.array(maps[0, head, :, 0, : task.context + 1]), lam,
+    answers[0, 0, 0, 0], f"After training: head {head}, one query's row",
+)  # fmt: skip
+panels[0].set_yscale(
+    "function",
+    functions=(lambda y: np.sign(y) * np.sqrt(np.abs(y)), lambda y: y * abs(y)),
+)
+panels[0].set_yticks([-0.05, 0, 0.05, 0.25, 1])
+plt.show()
+
+# %% [markdown]
+# And over all 1,024 queries of a batch: how much of |A| is on the answer, with
+# one map and with the pair; and what happens to the accuracy if we switch the
+# second map off in the trained model, which is a stronger test than any
+# picture.
+
+
+# %%
+def accuracy_with(lam):
+  x, normed = attention_input(model, batch["tokens"])
+  layer = model["attention"]
+  heads = diff_jax.diff_attention(*layer.project(normed), lam)
+  x = x + layer.merge(heads, depth=0)
+  logits = layers.rms_norm(x, None, 1e-5) @ model["head"]
+  correct = logits.argmax(axis=-1) == batch["targets"]
+  return float(correct[:, task.context :].mean())
+
+
+for h in range(2):
+  print(
+      f"head {h}: share on the answer {share_of_a1[:, h].mean():.2f} in A1,"
+      f" {share_of_a[:, h].mean():.2f} in |A1 - λ A2|"
+  )
+print(f"accuracy with the learned λ = {lam:.2f}: {accuracy_with(lam):.3f}")
+print(f"accuracy with λ = 0:            {accuracy_with(0.0):.3f}")
 
 # %% [markdown]
 # TRAINED_TEXT

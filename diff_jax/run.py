@@ -10,6 +10,7 @@
 A value is a number, a list of numbers (one a layer or position) or a string.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -17,12 +18,14 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import tensorboardX
+import tqdm
 
 from diff_jax.config import ConfigError
 
@@ -110,6 +113,64 @@ class Run:
       writer.close()
 
 
+class StepLog:
+  """Writes each step's metrics after the next step was dispatched.
+
+  Reading a metric waits for its step; reading it late keeps the device busy.
+  """
+
+  def __init__(self, run: Run, seed: int, first: int, last: int, every: int):
+    self.run, self.seed, self.last, self.every = run, seed, last, every
+    self.pending = None
+    self.bar = tqdm.tqdm(
+        desc=f"{run.arm}, seed {seed}",
+        initial=first,
+        total=last,
+        unit="step",
+        disable=not run.is_writer,
+        mininterval=1.0,
+    )
+    self.mark_s, self.marked_step = time.perf_counter(), first
+
+  def next(self, step: int, metrics) -> None:
+    """Takes a step that was just dispatched; logs the one before."""
+    self.flush()
+    self.pending = step, metrics
+
+  @contextlib.contextmanager
+  def paused(self):
+    """Logs the pending step; what happens inside is no part of a step."""
+    self.flush()
+    start_s = time.perf_counter()
+    yield
+    self.mark_s += time.perf_counter() - start_s
+
+  def close(self) -> None:
+    self.flush()
+    self.bar.close()
+
+  def flush(self) -> None:
+    """Waits for the pending step and logs it, if it is one to log."""
+    if self.pending is None:
+      return
+    (step, metrics), self.pending = self.pending, None
+    self.bar.update()
+    if step % self.every and step != self.last:
+      return
+    values = jax.device_get(metrics)
+    now_s = time.perf_counter()
+    step_time_s = (now_s - self.mark_s) / (step - self.marked_step)
+    self.mark_s, self.marked_step = now_s, step
+    values["perf/step_time_s"] = step_time_s
+    values["perf/tokens_per_s"] = self.run.tokens_per_step / step_time_s
+    self.run.write(self.seed, step, values)
+    self.bar.set_postfix_str(
+        f"loss {values['train/loss']:.3f}"
+        f" accuracy {values['train/accuracy']:.2f}",
+        refresh=False,
+    )
+
+
 def plain(value) -> Any:
   """What JSON can hold of a metric."""
   if isinstance(value, str):
@@ -130,13 +191,6 @@ def read_description(workdir) -> dict[str, Any]:
         " run.json."
     )
   return json.loads(path.read_text())
-
-
-def is_finished(workdir, seeds) -> bool:
-  """Whether a folder holds a run of which all these seeds are finished."""
-  if not (pathlib.Path(workdir) / "run.json").is_file():
-    return False
-  return set(seeds) <= set(read_description(workdir)["finished_seeds"])
 
 
 def read_metrics(path) -> list[dict[str, Any]]:

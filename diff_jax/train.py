@@ -7,9 +7,9 @@ one after another; each has its own data order, initialisation and checkpoints,
 the same ones for every arm of an experiment.
 """
 
-import contextlib
 import functools
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import tqdm
 from flax import nnx
 from ml_collections import config_dict
 
@@ -32,7 +31,7 @@ from diff_jax.data.source import Source
 from diff_jax.evaluators import Evaluation, make_evaluators
 from diff_jax.losses import Totals, loss_totals
 from diff_jax.optimizer import make_optimizer, make_schedule
-from diff_jax.run import Run, is_finished, provenance
+from diff_jax.run import Run, StepLog, provenance, read_description
 from diff_jax.sharding import ON_MESH, check_fits, make_mesh, put_batch
 
 
@@ -60,7 +59,7 @@ def train(
     ConfigError: for a setting that cannot be right, before the first step.
   """
   settings = parse(config)
-  if is_finished(workdir, settings.train.seeds):
+  if is_finished(settings, workdir):
     print(f"{workdir} is finished: nothing to do", file=sys.stderr)
     return
   mesh = make_mesh(settings.mesh, devices)
@@ -77,6 +76,17 @@ def train(
     for seed in settings.train.seeds:
       loop.train_seed(seed)
     run.close()
+
+
+def is_finished(settings: Config, workdir: str | os.PathLike) -> bool:
+  """Whether a folder holds this run with every seed at its last step."""
+  if not (pathlib.Path(workdir) / "run.json").is_file():
+    return False
+  described = read_description(workdir)
+  return (
+      set(settings.train.seeds) <= set(described["finished_seeds"])
+      and described["last_step"] == settings.train.last_step
+  )
 
 
 def check_source(model: ModelConfig, source: Source) -> None:
@@ -103,6 +113,7 @@ def describe(
   cost = flops.train_flops_per_token(settings.model, source.seq_len)
   return provenance() | {
       "config": config,
+      "last_step": settings.train.last_step,
       "arm": settings.train.arm or arm_label(settings.model),
       "parameters": transformer.num_parameters(settings.model),
       "flops_per_token": sum(cost.values()),
@@ -259,61 +270,3 @@ class Loop:
     for evaluator in evaluators:
       values |= evaluator.run(state.model)
     self.run.write(seed, step, values)
-
-
-class StepLog:
-  """Writes each step's metrics after the next step was dispatched.
-
-  Reading a metric waits for its step; reading it late keeps the device busy.
-  """
-
-  def __init__(self, run: Run, seed: int, first: int, last: int, every: int):
-    self.run, self.seed, self.last, self.every = run, seed, last, every
-    self.pending = None
-    self.bar = tqdm.tqdm(
-        desc=f"{run.arm}, seed {seed}",
-        initial=first,
-        total=last,
-        unit="step",
-        disable=not run.is_writer,
-        mininterval=1.0,
-    )
-    self.mark_s, self.marked_step = time.perf_counter(), first
-
-  def next(self, step: int, metrics) -> None:
-    """Takes a step that was just dispatched; logs the one before."""
-    self.flush()
-    self.pending = step, metrics
-
-  @contextlib.contextmanager
-  def paused(self):
-    """Logs the pending step; what happens inside is no part of a step."""
-    self.flush()
-    start_s = time.perf_counter()
-    yield
-    self.mark_s += time.perf_counter() - start_s
-
-  def close(self) -> None:
-    self.flush()
-    self.bar.close()
-
-  def flush(self) -> None:
-    """Waits for the pending step and logs it, if it is one to log."""
-    if self.pending is None:
-      return
-    (step, metrics), self.pending = self.pending, None
-    self.bar.update()
-    if step % self.every and step != self.last:
-      return
-    values = jax.device_get(metrics)
-    now_s = time.perf_counter()
-    step_time_s = (now_s - self.mark_s) / (step - self.marked_step)
-    self.mark_s, self.marked_step = now_s, step
-    values["perf/step_time_s"] = step_time_s
-    values["perf/tokens_per_s"] = self.run.tokens_per_step / step_time_s
-    self.run.write(self.seed, step, values)
-    self.bar.set_postfix_str(
-        f"loss {values['train/loss']:.3f}"
-        f" accuracy {values['train/accuracy']:.2f}",
-        refresh=False,
-    )

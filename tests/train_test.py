@@ -104,7 +104,7 @@ def test_killed_run_resumes_bitwise(tmp_path):
       assert time.monotonic() < deadline and killed.poll() is None
       time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
-  assert not run.is_finished(tmp_path / "killed", [0, 1])
+  assert run.read_description(tmp_path / "killed")["finished_seeds"] == []
 
   assert "seed 0 continues after step" in finish("killed")
   for seed in (0, 1):
@@ -237,6 +237,15 @@ def test_seeds_and_init_key_choose_the_draws(tmp_path):
   described = run.read_description(tmp_path / "0")
   assert described["arm"] == "DIFF" and described["finished_seeds"] == [0, 1]
   assert described["parameters"] > 0 and described["flops_per_token"] > 0
+
+
+def test_a_finished_run_continues_to_a_later_last_step(tmp_path):
+  train.train(recall_config(stop_after_steps=2), tmp_path / "run")
+  assert sorted(losses_of(tmp_path / "run")) == [1, 2]
+  train.train(recall_config(stop_after_steps=4), tmp_path / "run")
+  train.train(recall_config(stop_after_steps=4), tmp_path / "whole")
+  assert losses_of(tmp_path / "run") == losses_of(tmp_path / "whole")
+  assert sorted(losses_of(tmp_path / "run")) == [1, 2, 3, 4]
 
 
 def test_rewind_drops_what_a_crash_left_behind(tmp_path):

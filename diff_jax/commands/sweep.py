@@ -13,8 +13,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from diff_jax import report, run, train
-from diff_jax.config import ConfigError
+from diff_jax import report, train
+from diff_jax.config import ConfigError, parse
 from diff_jax.flags import load_config_file, override
 
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
   for index, (name, config) in enumerate(arms.items()):
     folder = workdir / name
     label = f"[{index + 1}/{len(arms)}] {name}"
-    if run.is_finished(folder, config.seeds):
+    if train.is_finished(parse(config), folder):
       print(f"{label}: finished before", file=sys.stderr)
     else:
       print(label, file=sys.stderr)
