@@ -70,7 +70,10 @@ def train(
     optimizer = make_optimizer(settings.optimizer, settings.train.num_steps)
     init = jax.jit(functools.partial(init_state, settings, optimizer))
     evaluators = make_evaluators(settings.evaluators, source, mesh)
-    run = Run(workdir, describe(config.to_dict(), settings, source))
+    description = describe(config.to_dict(), settings, source)
+    if description["corpus"]:
+      print_corpus(description["corpus"])
+    run = Run(workdir, description)
     loop = Loop(settings, config.to_dict(), mesh, source, init, evaluators, run)
     loop.compile(make_step(settings, optimizer))
     for seed in settings.train.seeds:
@@ -121,6 +124,14 @@ def describe(
       "baselines": source.baselines(),
       "corpus": source.corpus() if hasattr(source, "corpus") else None,
   }
+
+
+def print_corpus(corpus: Mapping[str, Any]) -> None:
+  print(
+      f"data: {corpus['name']}, {corpus['documents']:,} documents,"
+      f" {corpus['bytes']:,} bytes, sha256 {corpus['sha256'][:16]}...",
+      file=sys.stderr,
+  )
 
 
 def init_state(

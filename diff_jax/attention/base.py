@@ -165,12 +165,16 @@ class Attention(nnx.Module):
     v = _project("btd,dke->btke", x, self.w_v, self.b_v, s.act_bske)
     return q, k, v
 
-  def weights(self, x: Float[Array, "b t d"], depth) -> Float[Array, "..."]:
+  def weights(
+      self, x: Float[Array, "b t d"], depth=None
+  ) -> Float[Array, "..."]:
     """Weights of a head's maps, broadcastable to [b,t,n,c]."""
     del x, depth
     return jnp.ones(self.num_maps)
 
-  def merge(self, out: Float[Array, "b t n e"], depth) -> Float[Array, "b t d"]:
+  def merge(
+      self, out: Float[Array, "b t n e"], depth=None
+  ) -> Float[Array, "b t d"]:
     """Norms the heads (if set) and projects them back."""
     if self.head_norm:
       weight = self.head_norm_weight
@@ -182,15 +186,16 @@ class Attention(nnx.Module):
         "btne,ned->btd", out, self.w_o, self.b_o, self.shardings.act_btd
     )
 
-  def metrics(self, depth) -> dict[str, Float[Array, ""]]:
+  def metrics(self, depth=None) -> dict[str, Float[Array, ""]]:
     """Scalars worth watching in training, by name."""
     del depth
     return {}
 
   # What all mechanisms share.
 
-  def initial_lambda(self, depth) -> Float[Array, ""]:
-    """lambda_init of a layer: the constant, or by depth."""
+  def initial_lambda(self, depth=None) -> Float[Array, ""]:
+    """lambda_init of a layer: the constant, or by depth (None: our own)."""
+    depth = self.depth if depth is None else depth
     if self.lambda_init is not None:
       return jnp.float32(self.lambda_init)
     return lambda_init_by_depth(jnp.asarray(depth) + self.lambda_depth_offset)
@@ -211,7 +216,6 @@ class Attention(nnx.Module):
       segment_ids: packed sequences; 0 is padding.
       depth: index of the layer from 0, possibly traced; None: the constructor's.
     """
-    depth = self.depth if depth is None else depth
     q, k, v = self._rotated(x, positions)
     out = api.attention(
         q,
@@ -248,7 +252,6 @@ class Attention(nnx.Module):
 
     Memory grows with r * s, so a few rows of a long sequence are cheap.
     """
-    depth = self.depth if depth is None else depth
     q, k, _ = self._rotated(x, positions)
 
     @gathered

@@ -33,16 +33,16 @@ class DiffAttention(Attention):
         for _ in range(4)
     )
 
-  def lam(self, depth) -> Float[Array, ""]:
+  def lam(self, depth=None) -> Float[Array, ""]:
     """The layer's lambda, in fp32."""
     first = jnp.exp(jnp.sum(self.lambda_q1[...] * self.lambda_k1[...]))
     second = jnp.exp(jnp.sum(self.lambda_q2[...] * self.lambda_k2[...]))
     return first - second + self.initial_lambda(depth)
 
-  def weights(self, x: Float[Array, "b t d"], depth) -> Float[Array, " 2"]:
+  def weights(self, x: Float[Array, "b t d"], depth=None) -> Float[Array, " 2"]:
     del x
     lam = self.lam(depth)
     return jnp.stack([jnp.ones_like(lam), -lam])
 
-  def metrics(self, depth) -> dict[str, Float[Array, ""]]:
+  def metrics(self, depth=None) -> dict[str, Float[Array, ""]]:
     return {"lambda": self.lam(depth)}

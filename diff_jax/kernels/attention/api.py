@@ -153,22 +153,33 @@ def diff_attention(
     k: Float[Array, "b s k ck h"],
     v: Float[Array, "b s k e"],
     lam: Float[Array, "..."] | float,
-    **keywords,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    segment_ids: SegmentIds | None = None,
+    q_offset: Offset = 0,
+    kv_offset: Offset = 0,
+    scale: float | None = None,
+    bias_slopes: Float[Array, " n"] | None = None,
+    sink: Float[Array, "n 2"] | None = None,
+    return_lse: bool = False,
+    implementation: Implementation | None = None,
 ) -> (
     Float[Array, "b t n e"]
     | tuple[Float[Array, "b t n e"], Float[Array, "b t n 2"]]
 ):
   """Differential attention: (softmax(q1 k1) - lam softmax(q2 k2)) v.
 
-  arXiv 2410.05258, equation 1. No per-head norm and no (1 - lambda_init): see
-  `diff_jax.DiffAttention` for the whole layer.
+  arXiv 2410.05258, equation 1: `attention` with weights (1, -lam). No per-head
+  norm and no (1 - lambda_init): see `diff_jax.DiffAttention` for the layer.
 
   Args:
     q: queries of both maps.
     k: keys of both maps, or one that they share.
     v: values; in the paper e = 2h.
     lam: a scalar, or broadcastable to [b,t,n].
-    **keywords: those of `attention` after `weights`.
+    causal, window, segment_ids, q_offset, kv_offset, scale, bias_slopes, sink,
+      return_lse, implementation: as for `attention`.
 
   Returns:
     As `attention`.
@@ -177,8 +188,22 @@ def diff_attention(
     ValueError: as `attention`, or if q does not have two maps.
   """
   lam = check_lambda(q, lam)
-  weights = jnp.stack([jnp.ones_like(lam), -lam], axis=-1)
-  return attention(q, k, v, weights, **keywords)
+  return attention(
+      q,
+      k,
+      v,
+      jnp.stack([jnp.ones_like(lam), -lam], axis=-1),
+      causal=causal,
+      window=window,
+      segment_ids=segment_ids,
+      q_offset=q_offset,
+      kv_offset=kv_offset,
+      scale=scale,
+      bias_slopes=bias_slopes,
+      sink=sink,
+      return_lse=return_lse,
+      implementation=implementation,
+  )
 
 
 def _backend(implementation):
