@@ -8,6 +8,7 @@ Nothing below `train.py` sees a ConfigDict.
 """
 
 import dataclasses
+import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ class ModelConfig:
   scale_residual_init: bool = False  # residual outputs / sqrt(2 num_layers)
   compute_dtype: Literal["float32", "bfloat16"] = "float32"
   remat: Literal["none", "dots", "full"] = "none"  # what a layer keeps
-  implementation: str | None = None  # of the op; None: by platform
+  implementation: Literal["xla", "reference"] | None = None  # None: by platform
 
   def __post_init__(self):
     check_fields(self, "model")
@@ -95,7 +96,7 @@ class OptimizerConfig:
   beta2: float = 0.95
   eps: float = 1e-8
   weight_decay: float = 0.1  # of matrices and the embedding only
-  clip_norm: float | None = 1.0  # of the whole gradient; None: no clipping
+  clip_norm: float = 1.0  # of the whole gradient; 0: no clipping
 
   def __post_init__(self):
     check_fields(self, "optimizer")
@@ -245,11 +246,14 @@ def parse(config: config_dict.ConfigDict) -> Config:
   """
   values = _plain(config.to_dict())
   sections = {
-      name: section(**values.pop(name)) for name, section in SECTIONS.items()
+      name: _section(section, f"{name}.", values.pop(name))
+      for name, section in SECTIONS.items()
   }
   data, evaluators = values.pop("data"), values.pop("evaluators")
   batch_size = data.pop("batch_size")
-  train = TrainConfig(**values)
+  train = _section(TrainConfig, "", values)
+  if batch_size < 1:
+    raise ConfigError(f"data.{batch_size=} must be at least 1 sequence.")
   if batch_size % train.accumulation_steps:
     raise ConfigError(
         f"{batch_size=} of data must be a multiple of"
@@ -262,6 +266,24 @@ def parse(config: config_dict.ConfigDict) -> Config:
       data=data,
       evaluators=evaluators,
   )
+
+
+def restore(values: Mapping[str, Any]) -> config_dict.ConfigDict:
+  """The ConfigDict of a run.json, with the types that JSON does not keep."""
+  config = default()
+  config.update(_plain(values))
+  return config
+
+
+def _section(section, prefix: str, values):
+  """A dataclass from its values, whose names must be its fields."""
+  known = [field.name for field in dataclasses.fields(section)]
+  for name, value in values.items():
+    if name not in known:
+      close = difflib.get_close_matches(name, known, n=1)
+      hint = f"; did you mean {prefix}{close[0]}?" if close else "."
+      raise ConfigError(f"{prefix}{name}={value!r} is no setting{hint}")
+  return section(**values)
 
 
 def _plain(values):
@@ -280,6 +302,13 @@ def _types(hint) -> tuple[type, ...]:
   return (typing.get_origin(hint) or hint,)
 
 
+def _choices(hint) -> tuple[str, ...]:
+  """The values that an annotation lists, if it does."""
+  if typing.get_origin(hint) is Literal:
+    return typing.get_args(hint)
+  return tuple(x for arg in typing.get_args(hint) for x in _choices(arg))
+
+
 def check_fields(section, prefix: str) -> None:
   """Checks values against annotations, and sizes against 1."""
   for name, hint in typing.get_type_hints(type(section)).items():
@@ -292,9 +321,15 @@ def check_fields(section, prefix: str) -> None:
     if wrong or (isinstance(value, bool) and bool not in admitted):
       names = " or ".join(t.__name__ for t in _types(hint))
       raise ConfigError(f"{label}={value!r} must be of type {names}.")
-    choices = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal and value not in choices:
+    choices = _choices(hint)
+    if choices and value is not None and value not in choices:
       raise ConfigError(f"{label}={value!r} must be one of {choices}.")
+    if isinstance(value, tuple):
+      element = typing.get_args(hint)[0]
+      if not all(type(x) is element for x in value):
+        raise ConfigError(
+            f"{label}={value!r} must hold values of type {element.__name__}."
+        )
     if value is not None and name in _AT_LEAST_ONE and value < 1:
       raise ConfigError(f"{label}={value!r} must be at least 1.")
 

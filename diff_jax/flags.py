@@ -15,23 +15,28 @@ from ml_collections import config_dict, config_flags
 from diff_jax.config import ConfigError
 
 
-def load_config_file(spec: str) -> tuple[types.ModuleType, str]:
+def load_config_file(spec: str | os.PathLike) -> tuple[types.ModuleType, str]:
   """The module of `path/to/file.py[:arg]`, and arg ("" if absent).
 
   Raises:
     ConfigError: if there is no such file, or it has no `get_config`.
   """
-  path, _, argument = spec.partition(".py:")
-  if argument:
-    path += ".py"
+  path, argument = str(spec), ""
+  if ".py:" in path:
+    path, _, argument = path.rpartition(":")
   file = pathlib.Path(path)
-  if not file.is_file():
-    raise ConfigError(f"config={spec!r}: there is no file {path}.")
+  if file.suffix != ".py" or not file.is_file():
+    raise ConfigError(
+        f"config={str(spec)!r} must be path/to/file.py[:arg]: there is no such"
+        " Python file."
+    )
   module_spec = importlib.util.spec_from_file_location(file.stem, file)
   module = importlib.util.module_from_spec(module_spec)
   module_spec.loader.exec_module(module)
   if not hasattr(module, "get_config"):
-    raise ConfigError(f"config={spec!r}: {path} must define get_config(arg).")
+    raise ConfigError(
+        f"config={str(spec)!r}: {path} must define get_config(arg)."
+    )
   return module, argument
 
 

@@ -10,6 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from diff_jax.sharding import Shardings
 
+ROPE_STYLES = ("interleaved", "half", "none")
+
 
 def matrix(
     key: jax.Array,
@@ -75,6 +77,8 @@ def rope(
     style: `interleaved` rotates the pairs (2i, 2i + 1), as the official code
       does; `half` the pairs (i, i + h/2), as Llama does; `none` returns x.
   """
+  if style not in ROPE_STYLES:
+    raise ValueError(f"{style=} must be one of {ROPE_STYLES}.")
   if style == "none":
     return x
   h = x.shape[-1]

@@ -55,7 +55,7 @@ def make_optimizer(
   """Clipping by global norm, then AdamW (arXiv 1711.05101)."""
   clip = (
       optax.identity()
-      if config.clip_norm is None
+      if config.clip_norm == 0
       else optax.clip_by_global_norm(config.clip_norm)
   )
   adamw = optax.adamw(

@@ -80,7 +80,7 @@ def make_mesh(
   devices = jax.devices() if devices is None else list(devices)
   free = [axis for axis, size in sizes.items() if size == -1]
   known = math.prod(size for size in sizes.values() if size != -1)
-  if len(free) == 1 and len(devices) % known == 0:
+  if len(free) == 1 and known > 0 and len(devices) % known == 0:
     sizes[free[0]] = len(devices) // known
   if math.prod(sizes.values()) != len(devices) or min(sizes.values()) < 1:
     raise ConfigError(
@@ -101,16 +101,26 @@ def make_mesh(
 
 
 def check_fits(
-    model: ModelConfig, batch_size: int, mesh: jax.sharding.Mesh
+    model: ModelConfig, microbatch: int, mesh: jax.sharding.Mesh
 ) -> None:
   """Refuses a model and a mesh that cannot exist together, by name.
+
+  Args:
+    model: the model's settings.
+    microbatch: sequences at a time: data.batch_size / accumulation_steps.
+    mesh: of `make_mesh`.
 
   Raises:
     ConfigError: naming the setting that the mesh does not divide.
   """
   batch_shards = mesh.shape["replica"] * mesh.shape["fsdp"]
   for name, size, axis, shards in (
-      ("data.batch_size", batch_size, "replica x fsdp", batch_shards),
+      (
+          "data.batch_size / accumulation_steps",
+          microbatch,
+          "replica x fsdp",
+          batch_shards,
+      ),
       ("model.d_model", model.d_model, "fsdp", mesh.shape["fsdp"]),
       ("model.num_heads", model.num_heads, "tensor", mesh.shape["tensor"]),
       ("model.num_kv_heads", model.kv_heads, "tensor", mesh.shape["tensor"]),

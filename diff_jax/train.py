@@ -63,7 +63,8 @@ def train(
     print(f"{workdir} is finished: nothing to do", file=sys.stderr)
     return
   mesh = make_mesh(settings.mesh, devices)
-  check_fits(settings.model, settings.batch_size, mesh)
+  microbatch = settings.batch_size // settings.train.accumulation_steps
+  check_fits(settings.model, microbatch, mesh)
   source = make_source(settings.data)
   check_source(settings.model, source)
   with jax.set_mesh(mesh):

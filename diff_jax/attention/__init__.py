@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention mechanisms: one small class each, chosen by name or file path."""
 
+import functools
 import importlib.util
 import pathlib
 
@@ -31,16 +32,22 @@ def find_mechanism(name: str) -> type[Attention]:
     )
   if not pathlib.Path(path).is_file():
     raise ConfigError(f"model.attention={name!r}: there is no file {path}.")
-  spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  mechanism = getattr(module, class_name, None)
+  mechanism = getattr(_load(pathlib.Path(path).resolve()), class_name, None)
   if not (isinstance(mechanism, type) and issubclass(mechanism, Attention)):
     raise ConfigError(
         f"model.attention={name!r}: {path} must define the class"
         f" {class_name}, a subclass of diff_jax.Attention."
     )
   return mechanism
+
+
+@functools.cache
+def _load(path: pathlib.Path):
+  """Runs a file once: two models of one config must share their classes."""
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
 
 
 def arm_label(config: ModelConfig) -> str:

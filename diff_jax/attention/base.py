@@ -104,9 +104,11 @@ class Attention(nnx.Module):
           f" {self.value_widths} map widths a value head, unless head_dim is"
           " given."
       )
-    kv_heads = num_kv_heads or num_heads
-    if num_heads % kv_heads:
+    kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    if kv_heads < 1 or num_heads % kv_heads:
       raise ConfigError(f"{num_kv_heads=} must divide {num_heads=}.")
+    if rope not in layers.ROPE_STYLES:
+      raise ConfigError(f"{rope=} must be one of {layers.ROPE_STYLES}.")
     h = head_dim or d_model // widths
     if rope != "none" and h % 2:
       raise ConfigError(f"head_dim={h} must be even for {rope=}.")
@@ -214,7 +216,7 @@ class Attention(nnx.Module):
       x: the normed residual stream.
       positions: for the rotary embedding; None: 0, 1, 2, ...
       segment_ids: packed sequences; 0 is padding.
-      depth: index of the layer from 0, possibly traced; None: the constructor's.
+      depth: index of the layer from 0, may be traced; None: the layer's own.
     """
     q, k, v = self._rotated(x, positions)
     out = api.attention(

@@ -49,7 +49,10 @@ def relative_entropy(
 def gini(
     p: Float[Array, "*lead s"], visible: Bool[Array, "*lead s"]
 ) -> Float[Array, "*lead"]:
-  """Gini coefficient over the visible keys: 0 uniform, near 1 on one key."""
+  """Gini coefficient over the visible keys: 0 uniform, near 1 on one key.
+
+  A row of zeros counts as uniform.
+  """
   count = visible.sum(axis=-1)
   # Invisible keys have p = 0 and sort first: they take the lowest ranks.
   ordered = jnp.sort(jnp.where(visible, p, 0), axis=-1)
@@ -58,10 +61,12 @@ def gini(
       jnp.arange(1, p.shape[-1] + 1).reshape((1,) * (p.ndim - 1) + (-1,))
       - hidden[..., None]
   )
-  total = jnp.maximum(ordered.sum(axis=-1), jnp.finfo(p.dtype).tiny)
+  total = ordered.sum(axis=-1)
   weighted = (ordered * ranks).sum(axis=-1)
   count = jnp.maximum(count, 1)
-  return 2 * weighted / (count * total) - (count + 1) / count
+  safe_total = jnp.where(total > 0, total, 1)
+  coefficient = 2 * weighted / (count * safe_total) - (count + 1) / count
+  return jnp.where(total > 0, coefficient, 0)
 
 
 def share(
@@ -88,9 +93,18 @@ def correlation(
     mean = jnp.where(visible, z, 0).sum(axis=-1, keepdims=True) / count
     return jnp.where(visible, z - mean, 0)
 
-  x, y = centred(x), centred(y)
-  scale = jnp.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
-  return (x * y).sum(axis=-1) / jnp.where(scale > 0, scale, 1)
+  def varies(z, deviations):
+    # Centring a constant row leaves rounding errors of its size.
+    noise = (8 * jnp.finfo(z.dtype).eps) ** 2
+    size = jnp.where(visible, z * z, 0).sum(axis=-1)
+    return (deviations**2).sum(axis=-1) > noise * size
+
+  dx, dy = centred(x), centred(y)
+  scale = jnp.sqrt((dx * dx).sum(axis=-1) * (dy * dy).sum(axis=-1))
+  defined = varies(x, dx) & varies(y, dy)
+  return jnp.where(
+      defined, (dx * dy).sum(axis=-1) / jnp.where(defined, scale, 1), 0
+  )
 
 
 def views(

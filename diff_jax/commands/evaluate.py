@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """diff-jax evaluate: run the evaluators of a run on its newest checkpoints.
 
-Prints a table and writes evaluate.json into the run's folder. Settings can be
-changed or added: --config.evaluators.recall.num_batches=64.
+Prints a table and writes evaluate.json into the run's folder. The evaluators'
+settings can be changed: --config.evaluators.recall.num_batches=64.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from ml_collections import config_dict
 
 from diff_jax import train
 from diff_jax.checkpoint import Checkpoints, on_mesh
-from diff_jax.config import ConfigError, parse
+from diff_jax.config import ConfigError, parse, restore
 from diff_jax.data import make_source
-from diff_jax.evaluators import make_evaluators
+from diff_jax.evaluators import all_settings, make_evaluators
 from diff_jax.flags import override
 from diff_jax.optimizer import make_optimizer
 from diff_jax.run import plain, read_description
@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument("workdir", metavar="WORKDIR")
   arguments, overrides = parser.parse_known_args(argv)
   workdir = pathlib.Path(arguments.workdir)
-  config = config_dict.ConfigDict(read_description(workdir)["config"])
+  config = restore(read_description(workdir)["config"])
+  for name, settings in config.evaluators.items():
+    config.evaluators[name] = all_settings(name) | settings.to_dict()
   results = evaluate(override(config, overrides), workdir)
   (workdir / "evaluate.json").write_text(json.dumps(results, indent=2))
   for result in results:

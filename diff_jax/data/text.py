@@ -46,6 +46,11 @@ class Text:
 
   def __post_init__(self):
     source.check_at_least_one(seq_len=self.seq_len)
+    if not self.path:
+      raise ConfigError(
+          f"data.path={self.path} must be given: --config.data.path=PATH, a text"
+          " file, a folder of them, or the word stdlib"
+      )
 
   @property
   def vocab_size(self) -> int:

@@ -47,6 +47,12 @@ class Evaluation:
     return {f"{self.name}/{key}": x for key, x in self.evaluator(model)}
 
 
+def all_settings(name: str) -> dict[str, Any]:
+  """An evaluator's own settings with their defaults."""
+  parameters = inspect.signature(EVALUATORS[name]).parameters
+  return {key: parameters[key].default for key in list(parameters)[2:]}
+
+
 def make_evaluators(
     settings: Mapping[str, Mapping[str, Any]], source, mesh
 ) -> list[Evaluation]:
@@ -63,7 +69,7 @@ def make_evaluators(
       )
     options = dict(options)
     every_steps = options.pop("every_steps", None)
-    known = list(inspect.signature(EVALUATORS[name]).parameters)[2:]
+    known = all_settings(name)
     for option, value in options.items():
       if option not in known:
         raise ConfigError(
