@@ -10,6 +10,9 @@ e, attention costs 2c(h + e) forward and 6ch + 4e backward: the scores again,
 dQ and dK for each map, and dO V^T and dV once. A differential head (c = 2,
 e = 2h) costs 12h + 20h, the two heads of a Transformer that it replaces
 8h + 20h.
+
+Matrices are the weights named `w_*`. Document borders in packed rows are not
+seen: for packed text the maps' share is an upper bound.
 """
 
 import dataclasses

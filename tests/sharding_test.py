@@ -67,7 +67,7 @@ FITTING = dict(
 @pytest.mark.parametrize(
     "changes,words",
     [
-        (dict(batch_size=6), ["data.batch_size=6", "4", "replica x fsdp"]),
+        (dict(batch_size=6), ["data.batch_size", "=6", "4", "replica x fsdp"]),
         (dict(d_model=18, head_dim=4), ["model.d_model=18", "4", "fsdp"]),
         (dict(num_heads=3, num_kv_heads=3, d_model=24), ["num_heads=3"]),
         (dict(num_kv_heads=1), ["model.num_kv_heads=1", "2", "tensor"]),
