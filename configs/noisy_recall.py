@@ -14,7 +14,7 @@ among noise tokens, then keys whose values are to be named.
   diff-jax sweep configs/noisy_recall.py         both, with an A/A arm
   diff-jax sweep configs/noisy_recall.py:c       one of them
 
-Cost: 5 TFLOP a run and seed of b, 4 of c; the sweep of 75 is about 75 minutes
+Cost: 3.6 TFLOP a run and seed of b, 2.7 of c; the sweep of 75 takes about 90 min
 on 2 CPU cores and continues where it was interrupted. Plan, expectation and
 verdict: experiments/noisy_recall/.
 """

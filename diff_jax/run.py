@@ -11,6 +11,7 @@ A value is a number, a list of numbers (one a layer or position) or a string.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import os
@@ -204,8 +205,12 @@ def read_metrics(path) -> list[dict[str, Any]]:
   return rows
 
 
+@functools.cache
 def provenance() -> dict[str, Any]:
-  """What a number needs beside it: command, commit, versions, device."""
+  """What a number needs beside it: command, commit, versions, device.
+
+  Looked up once: a process goes on with the code that it started with.
+  """
   root = pathlib.Path(__file__).parent
   git = ["git", "-C", str(root)]
 
