@@ -27,8 +27,9 @@ import jax
 import numpy as np
 import tensorboardX
 import tqdm
+from ml_collections import config_dict
 
-from diff_jax.config import ConfigError
+from diff_jax.config import ConfigError, restore
 
 METRICS = "metrics.jsonl"
 PACKAGES = ("diff_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
@@ -192,6 +193,53 @@ def read_description(workdir) -> dict[str, Any]:
         " run.json."
     )
   return json.loads(path.read_text())
+
+
+# What may change when a run continues: how long, how often, where, what is told.
+MAY_CHANGE = (
+    "num_steps", "stop_after_steps", "seeds", "loss_chunk", "log_every_steps",
+    "checkpoint_every_steps", "keep_checkpoints", "mesh", "evaluators",
+    "report",
+)  # fmt: skip
+
+
+def check_same_run(
+    config: config_dict.ConfigDict, workdir: str | os.PathLike
+) -> None:
+  """Refuses to continue a run with settings that are not its own.
+
+  Raises:
+    ConfigError: naming the settings that differ.
+  """
+  if not (pathlib.Path(workdir) / "run.json").is_file():
+    return
+  stored = restore(read_description(workdir)["config"])
+  differ = []
+  for name in config:
+    if name in MAY_CHANGE:
+      continue
+    ours, theirs = _leaves(name, config[name]), _leaves(name, stored[name])
+    differ += [
+        f"{key}={ours.get(key)!r} (was {theirs.get(key)!r})"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+  if differ:
+    raise ConfigError(
+        f"workdir={str(workdir)!r} holds a run with other settings:"
+        f" {', '.join(differ)}. Choose another workdir."
+    )
+
+
+def _leaves(name: str, value) -> dict[str, Any]:
+  """Values by dotted name."""
+  if not isinstance(value, config_dict.ConfigDict):
+    return {name: value}
+  return {
+      leaf: x
+      for key in value
+      for leaf, x in _leaves(f"{name}.{key}", value[key]).items()
+  }
 
 
 def read_metrics(path) -> list[dict[str, Any]]:

@@ -31,7 +31,13 @@ from diff_jax.data.source import Source
 from diff_jax.evaluators import Evaluation, make_evaluators
 from diff_jax.losses import Totals, loss_totals
 from diff_jax.optimizer import make_optimizer, make_schedule
-from diff_jax.run import Run, StepLog, provenance, read_description
+from diff_jax.run import (
+    Run,
+    StepLog,
+    check_same_run,
+    provenance,
+    read_description,
+)
 from diff_jax.sharding import ON_MESH, check_fits, make_mesh, put_batch
 
 
@@ -59,6 +65,7 @@ def train(
     ConfigError: for a setting that cannot be right, before the first step.
   """
   settings = parse(config)
+  check_same_run(config, workdir)
   if is_finished(settings, workdir):
     print(f"{workdir} is finished: nothing to do", file=sys.stderr)
     return

@@ -248,6 +248,16 @@ def test_a_finished_run_continues_to_a_later_last_step(tmp_path):
   assert sorted(losses_of(tmp_path / "run")) == [1, 2, 3, 4]
 
 
+def test_a_run_is_not_continued_with_other_settings(tmp_path):
+  train.train(recall_config(num_steps=1), tmp_path)
+  changed = recall_config(num_steps=1, **{"model.norm_eps": 0.5})
+  with pytest.raises(config_lib.ConfigError) as error:
+    train.train(changed, tmp_path)
+  assert "model.norm_eps=0.5 (was 1e-05)" in str(error.value)
+  described = run.read_description(tmp_path)
+  assert described["config"]["model"]["norm_eps"] == 1e-5
+
+
 def test_rewind_drops_what_a_crash_left_behind(tmp_path):
   (tmp_path / "metrics.jsonl").write_text(
       '{"seed": 0, "step": 1, "x": 1}\n{"seed": 1, "step": 9, "x": 2}\n'

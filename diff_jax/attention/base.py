@@ -172,7 +172,12 @@ class Attention(nnx.Module):
   ) -> Float[Array, "..."]:
     """Weights of a head's maps, broadcastable to [b,t,n,c]."""
     del x, depth
-    return jnp.ones(self.num_maps)
+    if self.num_maps > 1:
+      raise NotImplementedError(
+          f"{type(self).__name__} has num_maps={self.num_maps}: it must define"
+          " weights(x, depth)."
+      )
+    return jnp.ones(1)
 
   def merge(
       self, out: Float[Array, "b t n e"], depth=None
