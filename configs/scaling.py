@@ -30,13 +30,14 @@ Not published: initialisation, embedding scale, Adam's epsilon, clipping, the
 last learning rate, the base of the rotary positions, seeds, the corpus. Here:
 normal with std fan_in^-1/2, embeddings 0.02, 1e-8, norm 1, 4 % of the peak (as
 in the 3B run), 10,000, one seed, and yours. The vocabulary of 100,288 is that
-of cl100k_base, rounded up; only bytes can be read so far, whose losses cannot
-be compared with those above.
+of the tokenizer, cl100k_base, rounded up. PATH is a folder that `diff-jax
+prepare --tokenizer=cl100k_base` wrote, or a mixture of them, A@0.7,B@0.3.
 """
 
 from ml_collections import config_dict
 
 from diff_jax.config import argument_words, default
+from diff_jax.data import default_settings
 
 # Width, layers, pairs of maps, MLP width, learning rate.
 SIZES = {
@@ -83,8 +84,9 @@ def sweep(add, arg=""):
 def language_model():
   """What all of the paper's language models share."""
   config = default()
-  config.data.name = "text"
+  config.data.update(default_settings("text"))
   config.data.path = config_dict.placeholder(str)
+  config.data.tokenizer = "cl100k_base"
   config.model.vocab_size = 100_288
   config.model.tie_embeddings = True
   config.model.compute_dtype = "bfloat16"
@@ -105,6 +107,8 @@ def with_words(config, softmax: str | None, smoke: str | None):
     config.num_steps = 4
     config.log_every_steps = 1
     config.data.path = "stdlib"
+    config.data.tokenizer = "bytes"
+    config.data.long_tokens = 40_000  # of bytes: both kinds exist
     config.data.batch_size = 8
     config.data.seq_len = 32
     config.model.vocab_size = 264  # 257 bytes, rounded up

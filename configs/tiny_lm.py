@@ -8,8 +8,8 @@
   diff-jax sweep configs/tiny_lm.py                          and the Transformer
 
 The text is about 60 modules of the running Python's own standard library, so
-that nothing is downloaded; PATH is a text file or a folder of them. 0.38 M
-parameters, 1.6 M tokens, half an epoch.
+that nothing is downloaded; PATH is a file or folder of text, jsonl or parquet.
+0.38 M parameters, 1.6 M tokens, half an epoch.
 
 Cost: 4.5 TFLOP, about 90 seconds on 2 CPU cores. Expect about 1.6 nats per byte
 on unseen packages: below a bigram model (2.41), above xz (1.26). One seed of a
@@ -17,6 +17,7 @@ model this small says nothing about DIFF against the Transformer.
 """
 
 from diff_jax.config import argument_words, default
+from diff_jax.data import default_settings
 
 
 def get_config(arg: str = ""):
@@ -27,7 +28,7 @@ def get_config(arg: str = ""):
   config.log_every_steps = 5
   config.checkpoint_every_steps = 100
 
-  config.data.name = "text"
+  config.data.update(default_settings("text"))
   config.data.path = "stdlib"
   config.data.batch_size = 16
   config.data.seq_len = 256
@@ -43,7 +44,7 @@ def get_config(arg: str = ""):
   config.evaluators = {
       "loss": {"every_steps": 100, "batch_size": 16, "num_batches": 16},
       "attention": {"every_steps": 100, "batch_size": 8},
-      "sample": {"prompt": "\ndef ", "num_bytes": 250},
+      "sample": {"prompt": "\ndef ", "num_tokens": 250},
   }
   config.report.metric = "loss/loss"
   config.report.note = (
@@ -59,7 +60,7 @@ def get_config(arg: str = ""):
     config.evaluators.loss.num_batches = 1
     config.evaluators.loss.batch_size = 8
     config.evaluators.attention.num_rows = 2
-    config.evaluators.sample.num_bytes = 8
+    config.evaluators.sample.num_tokens = 8
   return config
 
 

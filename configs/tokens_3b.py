@@ -25,8 +25,8 @@ the scaling study, whose plotted sizes leave no other reading;
 --config.model.tie_embeddings=False unties them, at the same FLOPs.
 
 Not published, and chosen here: what scaling.py lists, save the last learning
-rate; the mix of the corpus, which "follows StableLM-3B-4E1T". Only bytes can be
-read so far, not the cl100k_base tokens that the vocabulary of 100,288 is for.
+rate; the mix of the corpus, which "follows StableLM-3B-4E1T". The tokenizer is
+cl100k_base; PATH is what scaling.py says.
 """
 
 import pathlib

@@ -21,6 +21,10 @@ class ConfigError(ValueError):
   """A setting that cannot be right; the message names it and what it must be."""
 
 
+class RunError(RuntimeError):
+  """A run that cannot go on; the message says why, and what can be done."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
   """A decoder-only Transformer; the attention mechanism is one of its fields."""
@@ -144,9 +148,13 @@ class TrainConfig:
   accumulation_steps: int = 1  # microbatches of one update
   z_loss: float = 0.0  # weight of logsumexp(logits) ** 2
   loss_chunk: int = 256  # positions whose logits exist at one time
+  max_skipped_steps: int = 10  # non-finite updates in a row that end the run
+  skip_spikes: bool = False  # of loss or gradient norm: mean + 6 sd of 128
   log_every_steps: int = 10
   checkpoint_every_steps: int = 1000
-  keep_checkpoints: int = 2
+  keep_checkpoints: int = 2  # more than 1: a damaged one has one before it
+  data_timeout_s: float = 600.0  # no batch for so long ends the run
+  wandb_project: str = ""  # also log to Weights & Biases
 
   def __post_init__(self):
     check_fields(self, "")
@@ -269,9 +277,18 @@ def parse(config: config_dict.ConfigDict) -> Config:
 
 
 def restore(values: Mapping[str, Any]) -> config_dict.ConfigDict:
-  """The ConfigDict of a run.json, with the types that JSON does not keep."""
+  """The ConfigDict of a run.json, with the types that JSON does not keep.
+
+  Raises:
+    ConfigError: if it is not one that `diff-jax train` wrote.
+  """
   config = default()
-  config.update(_plain(values))
+  try:
+    config.update(_plain(values))
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise ConfigError(
+        f"the config of run.json must be one that diff-jax train wrote: {error}"
+    ) from error
   return config
 
 
@@ -338,5 +355,5 @@ _AT_LEAST_ONE = frozenset({
     "vocab_size", "output_size", "d_model", "num_layers", "num_heads",
     "num_kv_heads", "head_dim", "mlp_dim", "window", "num_steps",
     "stop_after_steps", "accumulation_steps", "loss_chunk", "log_every_steps",
-    "checkpoint_every_steps", "keep_checkpoints",
+    "checkpoint_every_steps", "keep_checkpoints", "max_skipped_steps",
 })  # fmt: skip

@@ -116,3 +116,27 @@ def baseline(
       f"{match=}: no MLP width agrees to 0.5 % at {seq_len=}; the model is too"
       " small."
   )
+
+
+# Dense bf16 products a second of one device, by `jax.Device.device_kind`, from
+# the makers' data sheets.
+PEAK_FLOPS_PER_S = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU7x": 2307e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+def peak_flops_per_s(mesh: jax.sharding.Mesh) -> float | None:
+  """Of all devices of a mesh; None if the table does not know them."""
+  kind = mesh.devices.flat[0].device_kind
+  names = [name for name in PEAK_FLOPS_PER_S if kind.startswith(name)]
+  if not names:
+    return None
+  return mesh.size * PEAK_FLOPS_PER_S[max(names, key=len)]

@@ -2,55 +2,129 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's folder: what was run (run.json) and what it measured.
 
-  run.json        config, arm, command, commit, versions, device, sizes
-  metrics.jsonl   a line a step or evaluation: seed, step, names and values
-  tensorboard/    the scalars again, by seed
-  checkpoints/    by seed
-
-A value is a number, a list of numbers (one a layer or position) or a string.
+run.json        config, arm, command, commit, versions, device, sizes, corpus
+metrics.jsonl   a line a step or evaluation: seed, step, names and values
+tensorboard/    the scalars again, by seed
+checkpoints/    by seed
+lock            held by the process that trains
 """
 
 import contextlib
-import functools
-import importlib.metadata
+import errno
+import fcntl
 import json
 import os
 import pathlib
-import shlex
-import subprocess
+import socket
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-import tensorboardX
-import tqdm
-from ml_collections import config_dict
 
-from diff_jax.config import ConfigError, restore
+from diff_jax.checkpoint import FATAL_ERRNOS
+from diff_jax.config import ConfigError, RunError
+from diff_jax.metrics import Clock, Writer, plain, read_metrics
+from diff_jax.provenance import provenance
 
 METRICS = "metrics.jsonl"
-PACKAGES = ("diff_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+
+
+class Lock:
+  """A run's folder, held by one process; the system lets go when it dies.
+
+  Only process 0 of a run locks.
+
+  Raises:
+    ConfigError: if another process holds it, or it cannot be written.
+  """
+
+  def __init__(self, workdir: str | os.PathLike):
+    self.path = pathlib.Path(workdir) / "lock"
+    self._file = None
+    if jax.process_index():
+      return
+    try:
+      self.path.parent.mkdir(parents=True, exist_ok=True)
+      self._file = open(self.path, "a+")
+    except OSError as error:
+      raise ConfigError(
+          f"workdir={str(workdir)!r} must be a folder that can be written:"
+          f" {error}."
+      ) from error
+    try:
+      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      self._file.seek(0)
+      holder = self._file.read().strip() or "another process"
+      self._file.close()
+      raise ConfigError(
+          f"workdir={str(workdir)!r} is being trained by {holder}: choose"
+          " another workdir."
+      ) from error
+    try:
+      self._file.truncate(0)
+      self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+      self._file.flush()
+    except OSError:
+      pass  # A full disk: the lock holds all the same.
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, _, error, traceback):
+    try:
+      # Whatever else went wrong for want of the folder.
+      if isinstance(error, Exception) and not isinstance(error, RunError):
+        self.check()
+    finally:
+      if self._file is not None:
+        with contextlib.suppress(OSError):
+          self._file.close()
+
+  def check(self) -> None:
+    """Raises RunError if the folder is no longer where it was."""
+    if self._file is None:
+      return
+    try:
+      same = os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+    except OSError:
+      same = False
+    if not same:
+      raise RunError(
+          f"workdir={str(self.path.parent)!r} has vanished since the run"
+          " began: nothing more can be saved there."
+      )
 
 
 class Run:
-  """The writer of one run's folder. Only process 0 writes."""
+  """The writer of one run's folder. Only process 0 writes.
 
-  def __init__(self, workdir: str | os.PathLike, description: Mapping):
-    self.workdir = pathlib.Path(workdir)
+  A full disk does not end a run: what could not be written is kept, and
+  written with what follows.
+
+  Args:
+    lock: on the folder.
+    description: what run.json says, beside the sessions.
+    writers: copies of the metrics.
+  """
+
+  def __init__(
+      self, lock: Lock, description: Mapping, writers: Sequence[Writer] = ()
+  ):
+    self.lock, self.workdir = lock, lock.path.parent
     self.is_writer = jax.process_index() == 0
-    self._description = dict(description)
-    self._tensorboard = {}
-    if self.is_writer:
-      try:
-        self.workdir.mkdir(parents=True, exist_ok=True)
-      except OSError as error:
-        raise ConfigError(
-            f"workdir={str(workdir)!r} must be a folder that can be written:"
-            f" {error}."
-        ) from error
+    self.clock = Clock()
+    if self.is_writer and (self.workdir / METRICS).exists():
+      # Carries on what earlier processes spent.
+      self.clock.seconds |= _seconds(read_metrics(self.workdir / METRICS))
+    self.writers = list(writers)
+    self._unwritten, self._disk_full = [], False
+    self._failing = set()
+    sessions = []
+    if (self.workdir / "run.json").is_file():
+      sessions = read_description(self.workdir).get("sessions", [])
+    self._description = dict(description) | {"sessions": sessions}
     self.describe(finished_seeds=[])
 
   @property
@@ -61,130 +135,152 @@ class Run:
   def tokens_per_step(self) -> int:
     return self._description["tokens_per_step"]
 
+  @property
+  def flops_per_token(self) -> float:
+    return self._description["flops_per_token"]
+
   def finish_seed(self, seed: int) -> None:
     """Records that a seed reached its last step."""
     finished = self._description["finished_seeds"]
     self.describe(finished_seeds=[*finished, seed])
 
+  def begin_session(self, seed: int, first_step: int) -> None:
+    """Records who continues where."""
+    session = provenance() | {"seed": seed, "first_step": first_step}
+    self.describe(sessions=[*self._description["sessions"], session])
+
   def describe(self, **more) -> None:
     """Adds to run.json, which is replaced as a whole."""
     self._description |= more
     if self.is_writer:
-      temporary = self.workdir / "run.json.tmp"
-      temporary.write_text(json.dumps(self._description, indent=2))
-      temporary.replace(self.workdir / "run.json")
+      self._survive(
+          lambda: _replace(
+              self.workdir / "run.json",
+              json.dumps(self._description, indent=2),
+          )
+      )
 
-  def rewind(self, seed: int, step: int) -> None:
-    """Forgets the lines of a seed after a step, before it is resumed there."""
+  def rewind(self, seed: int, step: int) -> list[dict[str, Any]]:
+    """Forgets the lines of a seed after a step, before it is resumed there.
+
+    The seconds that went into them are lost.
+
+    Returns:
+      the lines that are kept.
+
+    Raises:
+      RunError: if the file cannot be written, as on a full disk.
+    """
     path = self.workdir / METRICS
     if not self.is_writer or not path.exists():
-      return
-    kept = [
-        json.dumps(row)
-        for row in read_metrics(path)
-        if row["seed"] != seed or row["step"] <= step
-    ]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(line + "\n" for line in kept))
-    temporary.replace(path)
+      return []
+    rows = read_metrics(path)
+    kept = [row for row in rows if row["seed"] != seed or row["step"] <= step]
+    try:
+      _replace(path, "".join(json.dumps(row) + "\n" for row in kept))
+    except OSError as error:
+      raise RunError(f"{path} cannot be written: {error}.") from error
+    before, after = _seconds(kept), _seconds(rows)
+    for name in Clock.NAMES:
+      undone_s = after[name] - before[name]
+      self.clock.seconds[name] -= undone_s
+      self.clock.seconds["lost"] += undone_s
+    return kept
 
   def write(self, seed: int, step: int, values: Mapping[str, Any]) -> None:
-    """Appends one line of metrics."""
+    """Appends one line of metrics.
+
+    Raises:
+      RunError: if the folder has vanished or can no longer be written.
+    """
     if not self.is_writer or not values:
       return
+    self.lock.check()
     values = {name: plain(value) for name, value in values.items()}
-    line = json.dumps({"seed": seed, "step": step, **values})
-    with open(self.workdir / METRICS, "a") as file:
-      file.write(line + "\n")
-    if seed not in self._tensorboard:
-      folder = self.workdir / "tensorboard" / f"seed_{seed}"
-      self._tensorboard[seed] = tensorboardX.SummaryWriter(str(folder))
-    writer = self._tensorboard[seed]
-    for name, value in values.items():
-      if isinstance(value, str):
-        writer.add_text(name, value, step)
-      elif isinstance(value, list):
-        if name.startswith("mechanism/"):
-          for layer, x in enumerate(value):
-            writer.add_scalar(f"{name}/layer_{layer}", x, step)
-      else:
-        writer.add_scalar(name, value, step)
+    row = {"seed": seed, "step": step, **values}
+    self._unwritten.append(json.dumps(row) + "\n")
+    if self._survive(self._append):
+      self._unwritten.clear()
+    for writer in self.writers:
+      try:
+        writer.write(seed, step, values)
+        self._failing.discard(writer)
+      except Exception as error:  # A copy is not worth a run.
+        if writer not in self._failing:
+          _warn(f"{type(writer).__name__} misses metrics: {error}")
+        self._failing.add(writer)
+
+  def _append(self) -> None:
+    """Adds the lines in one piece, or leaves the file as it was."""
+    data = "".join(self._unwritten).encode()
+    with open(self.workdir / METRICS, "ab", buffering=0) as file:
+      end = file.seek(0, os.SEEK_END)
+      try:
+        if file.write(data) < len(data):
+          raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+      except OSError:
+        file.truncate(end)
+        raise
+
+  def _survive(self, action) -> bool:
+    """Runs a write; a full disk is told and survived."""
+    try:
+      action()
+    except OSError as error:
+      if error.errno in FATAL_ERRNOS:
+        raise RunError(
+            f"workdir={str(self.workdir)!r} can no longer be written: {error}."
+        ) from error
+      if not self._disk_full:
+        _warn(f"metrics are kept in memory until they can be written: {error}")
+      self._disk_full = True
+      return False
+    if self._disk_full:
+      _warn("metrics can be written again")
+    self._disk_full = False
+    return True
 
   def close(self) -> None:
-    for writer in self._tensorboard.values():
-      writer.close()
+    if self._unwritten:
+      self._survive(self._append)
+    for writer in self.writers:
+      try:
+        writer.close()
+      except Exception as error:
+        _warn(f"{type(writer).__name__}: {error}")
 
 
-class StepLog:
-  """Writes each step's metrics after the next step was dispatched.
-
-  Reading a metric waits for its step; reading it late keeps the device busy.
-  """
-
-  def __init__(self, run: Run, seed: int, first: int, last: int, every: int):
-    self.run, self.seed, self.last, self.every = run, seed, last, every
-    self.pending = None
-    self.bar = tqdm.tqdm(
-        desc=f"{run.arm}, seed {seed}",
-        initial=first,
-        total=last,
-        unit="step",
-        disable=not run.is_writer,
-        mininterval=1.0,
-    )
-    self.mark_s, self.marked_step = time.perf_counter(), first
-
-  def next(self, step: int, metrics) -> None:
-    """Takes a step that was just dispatched; logs the one before."""
-    self.flush()
-    self.pending = step, metrics
-
-  @contextlib.contextmanager
-  def paused(self):
-    """Logs the pending step; what happens inside is no part of a step."""
-    self.flush()
-    start_s = time.perf_counter()
-    yield
-    self.mark_s += time.perf_counter() - start_s
-
-  def close(self) -> None:
-    self.flush()
-    self.bar.close()
-
-  def flush(self) -> None:
-    """Waits for the pending step and logs it, if it is one to log."""
-    if self.pending is None:
-      return
-    (step, metrics), self.pending = self.pending, None
-    self.bar.update()
-    if step % self.every and step != self.last:
-      return
-    values = jax.device_get(metrics)
-    now_s = time.perf_counter()
-    step_time_s = (now_s - self.mark_s) / (step - self.marked_step)
-    self.mark_s, self.marked_step = now_s, step
-    values["perf/step_time_s"] = step_time_s
-    values["perf/tokens_per_s"] = self.run.tokens_per_step / step_time_s
-    self.run.write(self.seed, step, values)
-    self.bar.set_postfix_str(
-        f"loss {values['train/loss']:.3f}"
-        f" accuracy {values['train/accuracy']:.2f}",
-        refresh=False,
-    )
+def _replace(path: pathlib.Path, text: str) -> None:
+  """Replaces a file as a whole."""
+  temporary = path.with_suffix(".tmp")
+  try:
+    with open(temporary, "w") as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())
+    temporary.replace(path)
+  except OSError:
+    temporary.unlink(missing_ok=True)
+    raise
 
 
-def plain(value) -> Any:
-  """What JSON can hold of a metric."""
-  if isinstance(value, str):
-    return value
-  return np.asarray(value).tolist()
+def _seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """The clock of the last of these rows that tells it."""
+  for row in reversed(rows):
+    if "goodput/share" in row:
+      return {x: row.get(f"goodput/{x}_s", 0.0) for x in Clock.NAMES}
+  return dict.fromkeys(Clock.NAMES, 0.0)
+
+
+def _warn(message: str) -> None:
+  print(f"\n{message}", file=sys.stderr, flush=True)
 
 
 def read_description(workdir) -> dict[str, Any]:
   """run.json of a run.
 
   Raises:
-    ConfigError: if the folder is not that of a run.
+    ConfigError: if the folder is not that of a run, or run.json is damaged.
   """
   path = pathlib.Path(workdir) / "run.json"
   if not path.is_file():
@@ -192,95 +288,12 @@ def read_description(workdir) -> dict[str, Any]:
         f"workdir={str(workdir)!r} must be the folder of a run: it has no"
         " run.json."
     )
-  return json.loads(path.read_text())
-
-
-# What may change when a run continues: how long, how often, where, what is told.
-MAY_CHANGE = (
-    "num_steps", "stop_after_steps", "seeds", "loss_chunk", "log_every_steps",
-    "checkpoint_every_steps", "keep_checkpoints", "mesh", "evaluators",
-    "report",
-)  # fmt: skip
-
-
-def check_same_run(
-    config: config_dict.ConfigDict, workdir: str | os.PathLike
-) -> None:
-  """Refuses to continue a run with settings that are not its own.
-
-  Raises:
-    ConfigError: naming the settings that differ.
-  """
-  if not (pathlib.Path(workdir) / "run.json").is_file():
-    return
-  stored = restore(read_description(workdir)["config"])
-  differ = []
-  for name in config:
-    if name in MAY_CHANGE:
-      continue
-    ours, theirs = _leaves(name, config[name]), _leaves(name, stored[name])
-    differ += [
-        f"{key}={ours.get(key)!r} (was {theirs.get(key)!r})"
-        for key in sorted(ours.keys() | theirs.keys())
-        if ours.get(key) != theirs.get(key)
-    ]
-  if differ:
-    raise ConfigError(
-        f"workdir={str(workdir)!r} holds a run with other settings:"
-        f" {', '.join(differ)}. Choose another workdir."
-    )
-
-
-def _leaves(name: str, value) -> dict[str, Any]:
-  """Values by dotted name."""
-  if not isinstance(value, config_dict.ConfigDict):
-    return {name: value}
-  return {
-      leaf: x
-      for key in value
-      for leaf, x in _leaves(f"{name}.{key}", value[key]).items()
-  }
-
-
-def read_metrics(path) -> list[dict[str, Any]]:
-  """Rows of metrics.jsonl; a line cut short by a crash is left out."""
-  rows = []
-  for line in pathlib.Path(path).read_text().splitlines():
-    try:
-      rows.append(json.loads(line))
-    except json.JSONDecodeError:
-      continue
-  return rows
-
-
-@functools.cache
-def provenance() -> dict[str, Any]:
-  """What a number needs beside it: command, commit, versions, device.
-
-  Looked up once: a process goes on with the code that it started with.
-  """
-  root = pathlib.Path(__file__).parent
-  git = ["git", "-C", str(root)]
-
-  def ask(*words):
-    try:
-      return subprocess.run(
-          [*git, *words], capture_output=True, text=True, timeout=10, check=True
-      ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-      return ""
-
-  commit = ask("rev-parse", "HEAD") or "unknown"
-  if commit != "unknown" and ask("status", "--porcelain", "--", str(root)):
-    commit += "+changes"
-  device = jax.devices()[0]
-  command = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
-  return {
-      "command": shlex.join(command),
-      "commit": commit,
-      "versions": {
-          name: importlib.metadata.version(name) for name in PACKAGES
-      } | {"python": sys.version.split()[0]},
-      "device": f"{device.device_kind} x{jax.device_count()}",
-      "cpu_count": os.cpu_count(),
-  }  # fmt: skip
+  try:
+    found = json.loads(path.read_text())
+  except ValueError as error:
+    raise ConfigError(f"{path} must be JSON: {error}.") from error
+  kinds = {"config": dict, "finished_seeds": list, "last_step": int}
+  for name, kind in kinds.items():
+    if not isinstance(found, dict) or not isinstance(found.get(name), kind):
+      raise ConfigError(f"{path} is damaged: it has no {name}.")
+  return found

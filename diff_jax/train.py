@@ -7,18 +7,15 @@ one after another; each has its own data order, initialisation and checkpoints,
 the same ones for every arm of an experiment.
 """
 
+import contextlib
 import functools
 import os
 import pathlib
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
-from flax import nnx
 from ml_collections import config_dict
 
 from diff_jax import flops, transformer
@@ -29,30 +26,26 @@ from diff_jax.data import make_source
 from diff_jax.data.pipeline import make_iterator
 from diff_jax.data.source import Source
 from diff_jax.evaluators import Evaluation, make_evaluators
-from diff_jax.losses import Totals, loss_totals
-from diff_jax.optimizer import make_optimizer, make_schedule
-from diff_jax.run import (
-    Run,
-    StepLog,
-    check_same_run,
-    provenance,
-    read_description,
-)
-from diff_jax.sharding import ON_MESH, check_fits, make_mesh, put_batch
-
-
-class State(NamedTuple):
-  """Everything that a step changes."""
-
-  model: transformer.Transformer
-  opt_state: optax.OptState
-  step: jax.Array
+from diff_jax.metrics import StepLog, TensorBoard, WeightsAndBiases
+from diff_jax.optimizer import make_optimizer
+from diff_jax.profile import Profile
+from diff_jax.provenance import provenance
+from diff_jax.resume import check_same_data, check_same_run
+from diff_jax.run import Lock, Run, read_description
+from diff_jax.sharding import check_fits, make_mesh, put_batch
+from diff_jax.step import State, init_state, make_step
+from diff_jax.watch import Watch
 
 
 def train(
     config: config_dict.ConfigDict,
     workdir: str | os.PathLike,
     devices: Sequence[jax.Device] | None = None,
+    *,
+    watch: Watch | None = None,
+    profile_steps: str = "",
+    accept_config_change: bool = False,
+    accept_data_change: bool = False,
 ) -> None:
   """Trains every seed of a config, continuing what `workdir` already holds.
 
@@ -60,12 +53,18 @@ def train(
     config: from a config file; see `diff_jax.config.default`.
     workdir: the run's folder; see `diff_jax.run`.
     devices: of the mesh; None: all.
+    watch: of the thread that answers signals; see `diff_jax.watch`.
+    profile_steps: `FIRST-LAST` steps to trace for xprof; empty: none.
+    accept_config_change: continue a run with other settings.
+    accept_data_change: continue a run on other data.
 
   Raises:
     ConfigError: for a setting that cannot be right, before the first step.
+    RunError: if the run cannot go on.
   """
   settings = parse(config)
-  check_same_run(config, workdir)
+  profile = Profile(workdir, profile_steps)
+  check_same_run(config, workdir, accept_config_change)
   if is_finished(settings, workdir):
     print(f"{workdir} is finished: nothing to do", file=sys.stderr)
     return
@@ -74,19 +73,25 @@ def train(
   check_fits(settings.model, microbatch, mesh)
   source = make_source(settings.data)
   check_source(settings.model, source)
+  description = describe(config.to_dict(), settings, source)
+  corpus = description["corpus"]
+  check_same_data(corpus, workdir, accept_data_change)
+  if corpus:
+    print_corpus(corpus)
   with jax.set_mesh(mesh):
-    optimizer = make_optimizer(settings.optimizer, settings.train.num_steps)
-    init = jax.jit(functools.partial(init_state, settings, optimizer))
     evaluators = make_evaluators(settings.evaluators, source, mesh)
-    description = describe(config.to_dict(), settings, source)
-    if description["corpus"]:
-      print_corpus(description["corpus"])
-    run = Run(workdir, description)
-    loop = Loop(settings, config.to_dict(), mesh, source, init, evaluators, run)
-    loop.compile(make_step(settings, optimizer))
-    for seed in settings.train.seeds:
-      loop.train_seed(seed)
-    run.close()
+    with Lock(workdir) as lock:  # a mistake found above leaves no folder
+      run = Run(lock, description, make_writers(settings, lock, description))
+      loop = Loop(
+          settings, config.to_dict(), mesh, source, evaluators, run,
+          watch or Watch(), profile,
+      )  # fmt: skip
+      with contextlib.closing(run):
+        loop.compile()
+        for seed in settings.train.seeds:
+          loop.train_seed(seed)
+          if loop.watch.stop:
+            return
 
 
 def is_finished(settings: Config, workdir: str | os.PathLike) -> bool:
@@ -95,7 +100,7 @@ def is_finished(settings: Config, workdir: str | os.PathLike) -> bool:
     return False
   described = read_description(workdir)
   return (
-      set(settings.train.seeds) <= set(described["finished_seeds"])
+      set(settings.train.seeds) <= set(described.get("finished_seeds", ()))
       and described["last_step"] == settings.train.last_step
   )
 
@@ -112,8 +117,8 @@ def check_source(model: ModelConfig, source: Source) -> None:
   ):
     if size < needed:
       raise ConfigError(
-          f"model.{name}={size} must be at least {needed}, which data"
-          f" {source.name!r} needs."
+          f"model.{name}={size} must be at least {needed}, which"
+          f" {getattr(source, 'vocabulary', f'data {source.name!r}')} needs."
       )
 
 
@@ -142,69 +147,16 @@ def print_corpus(corpus: Mapping[str, Any]) -> None:
   )
 
 
-def init_state(
-    settings: Config, optimizer: optax.GradientTransformation, seed
-) -> State:
-  """A fresh state, born with its sharding."""
-  key = jax.random.fold_in(jax.random.key(seed), settings.train.init_key)
-  model = transformer.Transformer(
-      settings.model, shardings=ON_MESH, rngs=nnx.Rngs(key)
-  )
-  return State(model, optimizer.init(model), jnp.zeros((), jnp.int32))
-
-
-def make_step(settings: Config, optimizer: optax.GradientTransformation):
-  """The update: (state, batch) -> (state, metrics)."""
-  schedule = make_schedule(settings.optimizer, settings.train.num_steps)
-  microbatches = settings.train.accumulation_steps
-
-  def summed_loss(model, batch) -> tuple[jax.Array, Totals]:
-    hidden = model(
-        batch["tokens"],
-        positions=batch.get("positions"),
-        segment_ids=batch.get("segment_ids"),
-    )
-    totals = loss_totals(
-        hidden,
-        model.head(),
-        batch["targets"],
-        batch["loss_weights"],
-        chunk=settings.train.loss_chunk,
-        shardings=ON_MESH,
-    )
-    return totals.nats + settings.train.z_loss * totals.z, totals
-
-  def summed_gradients(model, batch):
-    """Gradients of the sum, so that microbatches weigh by their targets."""
-    gradients_of = jax.grad(summed_loss, has_aux=True)
-    if microbatches == 1:
-      return gradients_of(model, batch)
-
-    def accumulate(sums, batch):
-      return jax.tree.map(jnp.add, sums, gradients_of(model, batch)), None
-
-    zeros = jax.tree.map(jnp.zeros_like, model), Totals(*[jnp.zeros(())] * 4)
-    return jax.lax.scan(accumulate, zeros, batch)[0]
-
-  def step(state: State, batch) -> tuple[State, dict[str, jax.Array]]:
-    gradients, totals = summed_gradients(state.model, batch)
-    targets = jnp.maximum(totals.targets, 1)
-    gradients = jax.tree.map(lambda g: g / targets, gradients)
-    updates, opt_state = optimizer.update(
-        gradients, state.opt_state, state.model
-    )
-    metrics = {
-        "train/loss": totals.nats / targets,
-        "train/accuracy": totals.correct / targets,
-        "train/grad_norm": optax.tree.norm(gradients),
-        "train/learning_rate": schedule(state.step),
-    }
-    for name, value in state.model.mechanism_metrics().items():
-      metrics[f"mechanism/{name}"] = value
-    model = optax.apply_updates(state.model, updates)
-    return State(model, opt_state, state.step + 1), metrics
-
-  return jax.jit(step, donate_argnums=0)
+def make_writers(settings: Config, lock: Lock, description):
+  """Copies of the metrics, on the process that writes."""
+  if jax.process_index():
+    return []
+  workdir = lock.path.parent
+  writers = [TensorBoard(workdir / "tensorboard")]
+  project = settings.train.wandb_project
+  if project:
+    writers.append(WeightsAndBiases(project, workdir, description))
+  return writers
 
 
 def memory_bytes(compiled) -> int:
@@ -221,10 +173,17 @@ def memory_bytes(compiled) -> int:
 class Loop:
   """Trains one seed after another with one compiled step."""
 
-  def __init__(self, settings, config, mesh, source, init, evaluators, run):
+  def __init__(
+      self, settings, config, mesh, source, evaluators, run, watch, profile
+  ):
     self.settings, self.config, self.mesh = settings, config, mesh
-    self.source, self.init, self.run = source, init, run
-    self.evaluators = evaluators
+    self.source, self.evaluators = source, evaluators
+    self.run, self.watch, self.profile = run, watch, profile
+    self.optimizer = make_optimizer(
+        settings.optimizer, settings.train.num_steps
+    )
+    self.init = jax.jit(functools.partial(init_state, settings, self.optimizer))
+    self.peak_flops_per_s = flops.peak_flops_per_s(mesh)
 
   def batches(self, seed: int):
     return make_iterator(
@@ -236,56 +195,124 @@ class Loop:
         process_count=jax.process_count(),
     )
 
-  def put(self, batch) -> dict[str, jax.Array]:
-    return put_batch(batch, self.mesh, self.settings.train.accumulation_steps)
+  def next_batch(self, iterator) -> tuple[dict[str, jax.Array], Any]:
+    """A batch on the devices, and the ids of its examples."""
+    timeout_s = self.settings.train.data_timeout_s
+    with (
+        self.run.clock.spend("data"),
+        self.watch.waiting(
+            f"no batch from data {self.source.name!r} in"
+            f" data_timeout_s={timeout_s:g} seconds",
+            timeout_s,
+        ),
+    ):
+      batch = dict(next(iterator))
+    example_ids = batch.pop("example_id")
+    microbatches = self.settings.train.accumulation_steps
+    return put_batch(batch, self.mesh, microbatches), example_ids
 
-  def compile(self, step) -> None:
+  def compile(self) -> None:
     """Compiles the step ahead of time, which also tells its memory."""
+    step = make_step(self.settings, self.optimizer)
     self.abstract_state = on_mesh(jax.eval_shape(self.init, 0), self.mesh)
-    batch = self.put(next(self.batches(self.settings.train.seeds[0])))
-    start_s = time.perf_counter()
-    self.step = step.lower(self.abstract_state, batch).compile()
+    iterator = self.batches(self.settings.train.seeds[0])
+    batch, _ = self.next_batch(iterator)
+    before_s = self.run.clock.now()["compile"]
+    with self.run.clock.spend("compile"):
+      self.step = step.lower(self.abstract_state, batch).compile()
     self.run.describe(
-        compile_time_s=time.perf_counter() - start_s,
+        compile_time_s=self.run.clock.now()["compile"] - before_s,
         step_memory_bytes=memory_bytes(self.step),
         tokens_per_step=batch["targets"].size,
     )
 
   def train_seed(self, seed: int) -> None:
     """Restores, then steps, logs, evaluates and saves until the last step."""
-    train, run = self.settings.train, self.run
-    folder = run.workdir / "checkpoints" / f"seed_{seed}"
+    train, run, clock = self.settings.train, self.run, self.run.clock
     iterator = self.batches(seed)
-    with Checkpoints(folder, keep=train.keep_checkpoints) as checkpoints:
-      first = checkpoints.latest_step() or 0
-      run.rewind(seed, first)
-      if first:
-        state = checkpoints.restore(self.abstract_state, iterator)
-        print(f"seed {seed} continues after step {first}", file=sys.stderr)
-      else:
-        state = self.init(seed)
-        self.evaluate(seed, 0, state, self.due(0))
-      last = train.last_step
-      log = StepLog(run, seed, first, last, train.log_every_steps)
-      for step in range(first + 1, last + 1):
-        state, metrics = self.step(state, self.put(next(iterator)))
-        log.next(step, metrics)
-        save = step == last or step % train.checkpoint_every_steps == 0
-        evaluators = self.due(step)
-        if save or evaluators:
-          with log.paused():
-            self.evaluate(seed, step, state, evaluators)
-            if save:
-              checkpoints.save(step, state, iterator, self.config)
-      log.close()
-    run.finish_seed(seed)
+    folder = run.workdir / "checkpoints" / f"seed_{seed}"
+    with Checkpoints(
+        folder,
+        keep=train.keep_checkpoints,
+        every_steps=train.checkpoint_every_steps,
+    ) as checkpoints:
+      first, state = self.start(seed, checkpoints, iterator)
+      log = StepLog(run, seed, first, train, self.peak_flops_per_s)
+      step = first
+      with clock.spend("step"):
+        while step < train.last_step and not self.watch.stop:
+          step += 1
+          self.profile.before(step)
+          batch, example_ids = self.next_batch(iterator)
+          state, metrics = self.step(state, batch)
+          log.next(step, metrics, example_ids)
+          self.profile.after(step, train.last_step, metrics)
+          self.after_step(seed, step, state, iterator, checkpoints, log)
+        log.close()
+      if step > first:
+        run.lock.check()
+        with clock.spend("save"):
+          checkpoints.save_last(step, state, iterator, self.config)
+    # A stop may have left out an evaluation: it is then made up for.
+    if step == train.last_step and not self.watch.stop:
+      run.finish_seed(seed)
+    else:
+      print(f"stopped: {self.place(seed, step, step)}", file=sys.stderr)
+
+  def start(self, seed: int, checkpoints: Checkpoints, iterator):
+    """The step that is done and its state: restored, or fresh."""
+    run = self.run
+    with run.clock.spend("restore"):
+      first, state = checkpoints.restore(self.abstract_state, iterator)
+    kept = run.rewind(seed, first or 0)
+    run.begin_session(seed, first or 0)
+    if state is None:
+      first, state = 0, self.init(seed)
+    elif first < self.settings.train.last_step:
+      print(f"seed {seed} continues after step {first}", file=sys.stderr)
+    done = {
+        name.split("/")[0]
+        for row in kept
+        if (row["seed"], row["step"]) == (seed, first)
+        for name in row
+    }
+    missing = [x for x in self.due(first) if x.name not in done]
+    self.evaluate(seed, first, state, missing)
+    self.watch.place = self.place(seed, first, first)
+    return first, state
+
+  def after_step(self, seed, step, state, iterator, checkpoints, log) -> None:
+    """Evaluates and saves, if it is time for it."""
+    checkpoints.poll(step)
+    save = checkpoints.due(step)
+    evaluators = self.due(step)
+    if evaluators:
+      log.flush()
+      self.evaluate(seed, step, state, evaluators)
+    if save and not self.watch.stop:  # else the last save is about to come
+      log.flush()
+      self.run.lock.check()
+      with self.run.clock.spend("save"):
+        checkpoints.save(step, state, iterator, self.config)
+    self.watch.place = self.place(seed, step, checkpoints.latest_step())
+
+  def place(self, seed: int, step: int, saved: int | None) -> str:
+    """Where the run stands, for the last words."""
+    return (
+        f"seed {seed} at step {step} of {self.settings.train.last_step}, saved"
+        f" at step {saved or 0}: the same command continues there"
+    )
 
   def due(self, step: int) -> list[Evaluation]:
     last = self.settings.train.last_step
     return [x for x in self.evaluators if x.due(step, last)]
 
   def evaluate(self, seed: int, step: int, state: State, evaluators) -> None:
+    """Runs evaluators; those that a stop leaves out run when it continues."""
     values = {}
-    for evaluator in evaluators:
-      values |= evaluator.run(state.model)
+    with self.run.clock.spend("eval"):
+      for evaluator in evaluators:
+        if self.watch.stop:
+          break
+        values |= evaluator.run(state.model)
     self.run.write(seed, step, values)

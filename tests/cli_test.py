@@ -47,7 +47,7 @@ def test_the_demo_at_smoke_size_as_real_commands(tmp_path):
 
   rows = run.read_metrics(lm / "metrics.jsonl")
   assert "sample/text" in rows[-1] and "loss/bits_per_byte" in rows[-1]
-  diff_jax("evaluate", str(lm), "--config.evaluators.sample.num_bytes=4")
+  diff_jax("evaluate", str(lm), "--config.evaluators.sample.num_tokens=4")
   (result,) = json.loads((lm / "evaluate.json").read_text())
   assert result["step"] == 4
   assert result["values"]["loss/loss"] == pytest.approx(

@@ -263,7 +263,8 @@ def test_rewind_drops_what_a_crash_left_behind(tmp_path):
       '{"seed": 0, "step": 1, "x": 1}\n{"seed": 1, "step": 9, "x": 2}\n'
       '{"seed": 0, "step": 7, "x": 3}\n{"seed": 0, "st'
   )
-  run.Run(tmp_path, {"arm": "DIFF"}).rewind(0, 5)
+  with run.Lock(tmp_path) as lock:
+    run.Run(lock, {"arm": "DIFF"}).rewind(0, 5)
   assert run.read_metrics(tmp_path / "metrics.jsonl") == [
       {"seed": 0, "step": 1, "x": 1},
       {"seed": 1, "step": 9, "x": 2},

@@ -9,16 +9,20 @@ one continues; the report is renewed after each.
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 from collections.abc import Sequence
 
 from diff_jax import report, train
+from diff_jax.commands.train import add_accept_flags
+from diff_jax.compile_cache import use_compile_cache
 from diff_jax.config import ConfigError, parse
 from diff_jax.flags import load_config_file, override
+from diff_jax.watch import Watch, watched
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
   parser = argparse.ArgumentParser(
       prog="diff-jax sweep",
       description=__doc__,
@@ -31,6 +35,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument(
       "--report", metavar="FILE", help="default: in the workdir"
   )
+  add_accept_flags(parser)
   arguments, overrides = parser.parse_known_args(argv)
   module, argument = load_config_file(arguments.config)
   workdir = pathlib.Path(
@@ -38,6 +43,15 @@ def main(argv: Sequence[str]) -> None:
   )
   page = arguments.report or workdir / "report.html"
   arms = arms_of(module, argument, overrides)
+  # Beside the sweep, as for a single run: both find what the other compiled.
+  use_compile_cache(workdir)
+  return watched(
+      functools.partial(sweep, arms, workdir, page, arguments),
+  )
+
+
+def sweep(arms, workdir: pathlib.Path, page, arguments, watch: Watch) -> None:
+  """Trains the arms that are not finished, and renews the report."""
   finished = []
   for index, (name, config) in enumerate(arms.items()):
     folder = workdir / name
@@ -46,7 +60,15 @@ def main(argv: Sequence[str]) -> None:
       print(f"{label}: finished before", file=sys.stderr)
     else:
       print(label, file=sys.stderr)
-      train.train(config, folder)
+      train.train(
+          config,
+          folder,
+          watch=watch,
+          accept_config_change=arguments.accept_config_change,
+          accept_data_change=arguments.accept_data_change,
+      )
+      if watch.stop:
+        return
       report.write([*finished, folder], page)
     finished.append(folder)
   report.main([*map(str, finished), f"--out={page}"])

@@ -3,8 +3,11 @@
 """Data sources: synthetic tasks with a known answer, and text."""
 
 import dataclasses
+import typing
 from collections.abc import Mapping
 from typing import Any
+
+from ml_collections import config_dict
 
 from diff_jax.config import ConfigError
 from diff_jax.data.noisy_recall import NoisyRecall
@@ -33,3 +36,18 @@ def make_source(settings: Mapping[str, Any]) -> Source:
           f" {', '.join(fields)}"
       )
   return SOURCES[name](**settings)
+
+
+def default_settings(name: str) -> dict[str, Any]:
+  """The settings of a source for a config file, so that flags reach them all.
+
+  A setting whose default is None gets a typed empty place.
+  """
+  hints = typing.get_type_hints(SOURCES[name])
+  settings = {"name": name}
+  for field in dataclasses.fields(SOURCES[name]):
+    settings[field.name] = field.default
+    if field.default is None:
+      kind = typing.get_args(hints[field.name])[0]
+      settings[field.name] = config_dict.placeholder(kind)
+  return settings

@@ -10,8 +10,10 @@ source has them, `segment_ids` (1-based, 0 is padding), `positions` and
 answer of the query at t; -1 where there is none), all int32 [t].
 """
 
+import bisect
+import itertools
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,7 +26,11 @@ SPLITS = ("train", "eval")
 
 @runtime_checkable
 class Source(Protocol):
-  """A frozen dataclass of the settings of one data set or task."""
+  """A frozen dataclass of the settings of one data set or task.
+
+  `Text` has more, which a source may leave out: `corpus()`, `num_bytes(batch)`,
+  `open_tokenizer()`, and `vocabulary`, what messages call it.
+  """
 
   name: ClassVar[str]  # what `data.name` of a config calls it
   endless: ClassVar[bool]  # every example is fresh: no epochs, no shuffling
@@ -89,6 +95,50 @@ class EndlessExamples(Sequence):
       raise IndexError(f"{index=} must be at least 0 and below {len(self)}")
     bits = np.random.Philox(key=self._key, counter=(0, 0, 0, index))
     return self._draw(np.random.Generator(bits))
+
+
+class Part(NamedTuple):
+  """Examples [start, stop) that a mixture draws in proportion to `weight`."""
+
+  start: int
+  stop: int
+  weight: float
+
+
+class Concatenation(Sequence):
+  """The examples of several sequences, one sequence after the other.
+
+  Args:
+    sequences: each of at least one example.
+    weights: in what proportion to draw from them (see pipeline.py); None: from
+      all examples alike.
+
+  Attributes:
+    sequences: as given.
+    parts: of a mixture, one a sequence; empty without weights.
+  """
+
+  def __init__(
+      self,
+      sequences: Sequence[Sequence[Example]],
+      weights: Sequence[float] | None = None,
+  ):
+    self.sequences = sequences
+    self._ends = list(itertools.accumulate(map(len, sequences)))
+    self.parts = ()
+    if weights is not None:
+      starts = [0, *self._ends[:-1]]
+      self.parts = tuple(map(Part, starts, self._ends, weights))
+
+  def __len__(self) -> int:
+    return self._ends[-1]
+
+  def __getitem__(self, index: int) -> Example:
+    if not 0 <= index < len(self):
+      raise IndexError(f"{index=} must be at least 0 and below {len(self)}")
+    which = bisect.bisect_right(self._ends, index)
+    start = self._ends[which - 1] if which else 0
+    return self.sequences[which][index - start]
 
 
 def ask(

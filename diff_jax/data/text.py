@@ -1,249 +1,250 @@
 # Copyright 2026 The diff_jax Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text as bytes, packed into rows of one length.
-
-The documents of a split make one stream, a separator before each document and
-one at the end. The tokens of row r are the stream's [r * seq_len, (r + 1) *
-seq_len), its targets lie one further: every byte is a target exactly once an
-epoch, and only the last row is padded. A document, with the separator before
-it, is a segment; its last target is the separator after it, hence no target
-lies across a border. What continues in the next row does not see what came
-before, and its positions start at 0 again.
-"""
+"""Next-token prediction on text: corpora, their splits, packing and mixing."""
 
 import dataclasses
+import functools
 import hashlib
-import lzma
-import pathlib
 import platform
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
 from diff_jax.config import ConfigError
-from diff_jax.data import source, stdlib
-
-SEPARATOR = 256  # the token after the 256 bytes
-VOCAB_SIZE = 257
+from diff_jax.data import source, splits
+from diff_jax.data.baselines import counting_losses
+from diff_jax.data.corpus import Corpus, open_corpus
+from diff_jax.data.documents import Format
+from diff_jax.data.packing import PLANS, PackedRows, Spans
+from diff_jax.data.splits import Portion
+from diff_jax.data.tokenizers import Tokenizer, load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """Next-byte prediction on a text file, a folder of them, or "stdlib".
+  """Text of any size, as rows of tokens.
 
-  Whole documents go to the eval split: of "stdlib" four packages, of a folder
-  a tenth of its files, chosen by a hash of their relative paths. A single file
-  is cut into two documents, of which the eval split gets the last tenth.
-  Hidden and empty files are left out. All text is kept in memory.
+  The training split is mixed as `path` and `long_share` say; the eval split is
+  not: it has every held-out row once an epoch, in proportion to size, so that
+  mixtures of the same corpora are evaluated on the same rows.
+
+  Without `eval_path`, whole documents of each corpus are held out, chosen by a
+  hash of their number (`splits.hold_out`); of "stdlib", four packages.
   """
 
   name: ClassVar[str] = "text"
   endless: ClassVar[bool] = False
 
-  path: str = "stdlib"  # a folder of that name is "./stdlib"
+  # A folder of `diff-jax prepare`, a file, folder or glob, "stdlib"; or several
+  # of them: "PATH@WEIGHT,PATH@WEIGHT", in shares of the rows, or "PATH,PATH",
+  # by size. A folder of the name stdlib is "./stdlib".
+  path: str = "stdlib"
+  tokenizer: str | None = (
+      None  # bytes, a name, FILE; None: as prepared, or bytes
+  )
   seq_len: int = 256  # tokens in a row
+  packing: str = (
+      "concat_then_split"  # best_fit, whole_documents; see packing.py
+  )
+  cross_documents: bool = False  # whether attention and positions cross borders
+  # Length up-sampling per corpus (Fu et al. 2024, arXiv 2402.10171): the share
+  # of the rows with documents longer than long_tokens; None: as it is.
+  long_share: float | None = None
+  long_tokens: int = 4096
+  eval_path: str | None = None  # all of it is the eval split
+  eval_share: float = 0.1  # of the tokens, 2**24 at most
+  text_field: str = "text"  # of a record
+  on_bad_line: str = "stop"  # skip: leave out broken records, and count them
+  separator: str = ""  # a line that parts the documents of a text file
 
   def __post_init__(self):
-    source.check_at_least_one(seq_len=self.seq_len)
+    source.check_at_least_one(
+        seq_len=self.seq_len, long_tokens=self.long_tokens
+    )
     if not self.path:
       raise ConfigError(
-          f"data.path={self.path} must be given: --config.data.path=PATH, a text"
-          " file, a folder of them, or the word stdlib"
+          f"data.path={self.path} must be given: --config.data.path=PATH, a"
+          " file or folder of text, one of diff-jax prepare, or the word stdlib"
       )
+    splits.parse_mixture(self.path)
+    for name, value, choices in (
+        ("packing", self.packing, PLANS),
+        ("on_bad_line", self.on_bad_line, ("stop", "skip")),
+    ):
+      if value not in choices:
+        raise ConfigError(
+            f"data.{name}={value!r} must be one of {', '.join(choices)}"
+        )
+    for name in ("long_share", "eval_share"):
+      value = getattr(self, name)
+      if value is not None and not 0 < value < 1:
+        raise ConfigError(f"data.{name}={value} must be above 0 and below 1")
 
   @property
   def vocab_size(self) -> int:
-    return VOCAB_SIZE
+    return self.open_tokenizer().vocab_size
 
   @property
   def output_size(self) -> int:
-    return VOCAB_SIZE
+    return self.vocab_size
 
-  def examples(self, split: str, seed: int) -> "PackedRows":
+  @property
+  def vocabulary(self) -> str:
+    """What `vocab_size` is of, for messages."""
+    return f"tokenizer {self.open_tokenizer().name!r}"
+
+  def open_tokenizer(self) -> Tokenizer:
+    """The tokenizer itself.
+
+    Raises:
+      ConfigError: it cannot be loaded.
+    """
+    return self._tokenizer
+
+  def examples(self, split: str, seed: int) -> source.Concatenation:
     """The rows of one epoch, the same for every seed.
 
     Raises:
-      ConfigError: there is no text at `path`, or too little for both splits.
+      ConfigError: there is no text at `path`, too little for both splits, or no
+        document on one side of `long_tokens`.
     """
     del seed  # Only the order of the rows depends on it: see pipeline.py.
-    return PackedRows(pack(read_corpus(self.path).split(split)), self.seq_len)
+    return self._eval_rows if source.split_index(split) else self._train_rows
 
   def num_bytes(self, batch: Mapping[str, Any]) -> int:
-    """How many targets of a batch are bytes: bits per byte divide by it."""
+    """Bytes of text that a batch's targets are; bits per byte divide by it."""
     targets, weights = map(
         np.asarray, (batch["targets"], batch["loss_weights"])
     )
-    return int(np.sum((targets != SEPARATOR) & (weights > 0)))
-
-  def corpus(self) -> dict[str, Any]:
-    """What was read: name, documents, bytes, SHA-256, missing modules.
-
-    Raises:
-      ConfigError: there is no text at `path`, or too little for both splits.
-    """
-    corpus = read_corpus(self.path)
-    digest = hashlib.sha256()
-    for name, data in sorted(corpus.documents.items()):
-      digest.update(f"{name}\0{len(data)}\0".encode())
-      digest.update(data)
-    return {
-        "name": corpus.name,
-        "documents": len(corpus.documents),
-        "bytes": sum(map(len, corpus.documents.values())),
-        "sha256": digest.hexdigest(),
-        "missing": list(corpus.missing),
-    }
+    return int(self.open_tokenizer().num_bytes[targets[weights > 0]].sum())
 
   def baselines(self) -> dict[str, float]:
-    """What counting and compression reach on the eval split.
-
-    The losses are means over its targets, bytes and separators alike, of
-    add-one counts in the train split. xz sees the eval split only.
+    """What counting and compression reach; see `baselines.py`.
 
     Raises:
-      ConfigError: there is no text at `path`, or too little for both splits.
+      ConfigError: as `examples`.
     """
-    corpus = read_corpus(self.path)
-    train, held_out = pack(corpus.split("train")), pack(corpus.split("eval"))
-    eval_bytes = b"".join(corpus.split("eval").values())
-    xz_bits = 8 * len(lzma.compress(eval_bytes))
+    return counting_losses(self._splits["train"], self._splits["eval"])
 
-    unigrams = np.bincount(train[1:], minlength=VOCAB_SIZE) + 1
-    pairs = VOCAB_SIZE * train[:-1].astype(np.int64) + train[1:]
-    bigrams = np.bincount(pairs, minlength=VOCAB_SIZE**2) + 1
-    bigrams = bigrams.reshape(VOCAB_SIZE, VOCAB_SIZE)
-    log_unigram = np.log(unigrams / unigrams.sum())
-    log_bigram = np.log(bigrams / bigrams.sum(axis=1, keepdims=True))
+  def corpus(self) -> dict[str, Any]:
+    """What was read, both splits together; `sha256` also says how it was split.
+
+    Raises:
+      ConfigError: as `examples`.
+    """
+    digest, corpora = hashlib.sha256(), {}
+    for split, portions in self._splits.items():
+      for corpus, spans, _ in portions:
+        described = corpora.setdefault(id(corpus), corpus.describe())
+        digest.update(f"{split} {described['sha256']} ".encode())
+        digest.update(corpus.tokenizer.fingerprint.encode())
+        for array in spans:
+          digest.update(array.astype("<i8").tobytes())
+    described = list(corpora.values())
     return {
-        "unigram_loss_nats": -float(log_unigram[held_out[1:]].mean()),
-        "bigram_loss_nats": -float(
-            log_bigram[held_out[:-1], held_out[1:]].mean()
+        "name": ", ".join(_full_name(corpus["name"]) for corpus in described),
+        "documents": sum(corpus["documents"] for corpus in described),
+        "tokens": sum(corpus["tokens"] for corpus in described),
+        "bytes": sum(corpus["bytes"] for corpus in described),
+        "sha256": digest.hexdigest(),
+        "tokenizer": self.open_tokenizer().name,
+        "skipped_documents": sum(c["skipped_documents"] for c in described),
+        "left_out_tokens": sum(
+            rows.left_out_tokens for rows in self._train_rows.sequences
         ),
-        "xz_bits_per_byte": xz_bits / len(eval_bytes),
     }
 
+  @functools.cached_property
+  def _tokenizer(self) -> Tokenizer:
+    if self.tokenizer is not None:
+      return load_tokenizer(self.tokenizer)
+    return self._splits["train"][0].corpus.tokenizer
 
-class PackedRows(Sequence):
-  """The rows of a packed stream; the module's docstring says how."""
+  @functools.cached_property
+  def _splits(self) -> dict[str, list[Portion]]:
+    train, held_out = [], []
+    for path, weight in splits.parse_mixture(self.path):
+      if self.eval_path is None and path == "stdlib":
+        corpus, eval_corpus = map(self._open, ("stdlib:train", "stdlib:eval"))
+        spans, eval_spans = map(splits.all_documents, (corpus, eval_corpus))
+      else:
+        corpus = eval_corpus = self._open(path)
+        spans = splits.all_documents(corpus)
+        if self.eval_path is None:
+          spans, eval_spans = splits.hold_out(spans, self.eval_share, path)
+      train.append(Portion(corpus, spans, weight))
+      if self.eval_path is None:
+        held_out.append(Portion(eval_corpus, eval_spans))
+    if self.eval_path is not None:
+      corpus = self._open(self.eval_path)
+      held_out = [Portion(corpus, splits.all_documents(corpus))]
+    self._check_one_tokenizer([*train, *held_out])
+    return {"train": train, "eval": held_out}
 
-  def __init__(self, stream: np.ndarray, seq_len: int):
-    self._seq_len = seq_len
-    self._num_targets = len(stream) - 1
-    self._num_rows = -(-self._num_targets // seq_len)
-    padding = self._num_rows * seq_len - self._num_targets
-    self._stream = np.pad(stream, (0, padding), constant_values=SEPARATOR)
-
-  def __len__(self) -> int:
-    return self._num_rows
-
-  def __getitem__(self, index: int) -> source.Example:
-    if not 0 <= index < len(self):
-      raise IndexError(f"{index=} must be at least 0 and below {len(self)}")
-    first = index * self._seq_len
-    stream = self._stream[first : first + self._seq_len + 1].astype(np.int32)
-    tokens, targets = stream[:-1], stream[1:]
-    place = np.arange(self._seq_len, dtype=np.int32)
-    is_text = first + place < self._num_targets
-    starts = tokens == SEPARATOR
-    starts[0] = True
-    start_place = np.maximum.accumulate(np.where(starts, place, 0))
-    return {
-        "tokens": tokens,
-        "targets": targets,
-        "loss_weights": is_text.astype(np.float32),
-        "segment_ids": np.cumsum(starts, dtype=np.int32) * is_text,
-        "positions": place - start_place,
-    }
-
-
-def pack(documents: Mapping[str, bytes]) -> np.ndarray:
-  """The uint16 stream of the documents, in the order of their names."""
-  separator = np.array([SEPARATOR], np.uint16)
-  pieces = [separator]
-  for _, data in sorted(documents.items()):
-    pieces += [np.frombuffer(data, np.uint8), separator]
-  return np.concatenate(pieces)
-
-
-class Corpus(NamedTuple):
-  """Documents by name, and which of them the eval split gets."""
-
-  name: str
-  documents: Mapping[str, bytes]
-  held_out: Set[str]
-  missing: Sequence[str] = ()  # modules that this Python lacks
-
-  def split(self, split: str) -> dict[str, bytes]:
-    is_eval = bool(source.split_index(split))
-    return {
-        name: data
-        for name, data in self.documents.items()
-        if (name in self.held_out) == is_eval
-    }
-
-
-def read_corpus(path: str) -> Corpus:
-  """Reads the documents at `path`.
-
-  Raises:
-    ConfigError: there is no text at `path`, or too little for both splits.
-  """
-  where = pathlib.Path(path).expanduser()
-  if path == "stdlib":
-    corpus = _stdlib_corpus()
-  elif where.is_dir():
-    corpus = _folder_corpus(where)
-  elif where.is_file():
-    corpus = _file_corpus(where)
-  else:
-    raise ConfigError(
-        f"{path=} must be a text file, a folder of them, or the word stdlib:"
-        " there is no such file or folder"
+  def _open(self, path: str) -> Corpus:
+    format = Format(
+        text_field=self.text_field,
+        on_bad_line=self.on_bad_line,
+        separator=self.separator,
     )
-  if not corpus.documents:
-    raise ConfigError(f"{path=} must hold text: there is not one byte in it")
-  for split in source.SPLITS:
-    if not corpus.split(split):
+    return open_corpus(path, self.tokenizer, format)
+
+  def _check_one_tokenizer(self, portions: list[Portion]) -> None:
+    names = {}
+    for portion in portions:
+      tokenizer = portion.corpus.tokenizer
+      names.setdefault(tokenizer.fingerprint, tokenizer.name)
+    if len(names) > 1:
       raise ConfigError(
-          f"{path=} must hold text for both splits: the {split} split is empty"
-          f" (documents: {', '.join(corpus.documents)})"
+          f"data.path={self.path} and data.eval_path={self.eval_path} must be"
+          f" corpora of one tokenizer, not of {', '.join(names.values())}: give"
+          " data.tokenizer, or prepare them with the same one"
       )
-  return corpus
+
+  @functools.cached_property
+  def _train_rows(self) -> source.Concatenation:
+    parts = []
+    for corpus, spans, weight in self._splits["train"]:
+      weight = weight or float(spans.lengths.sum())
+      if self.long_share is None:
+        parts.append((corpus, spans, weight))
+        continue
+      groups = splits.by_length(spans, self.long_tokens)
+      for group, share, which in zip(
+          groups,
+          (self.long_share, 1 - self.long_share),
+          ("longer than", "of at most"),
+          strict=True,
+      ):
+        if not len(group.starts):
+          raise ConfigError(
+              f"data.long_share={self.long_share} must be None:"
+              f" {corpus.describe()['name']} has no document {which}"
+              f" data.long_tokens={self.long_tokens} in the train split"
+          )
+        parts.append((corpus, group, weight * share))
+    by_size = (
+        self.long_share is None and self._splits["train"][0].weight is None
+    )
+    return source.Concatenation(
+        [self._pack(corpus, spans) for corpus, spans, _ in parts],
+        None if by_size else [weight for _, _, weight in parts],
+    )
+
+  @functools.cached_property
+  def _eval_rows(self) -> source.Concatenation:
+    return source.Concatenation(
+        [self._pack(corpus, spans) for corpus, spans, _ in self._splits["eval"]]
+    )
+
+  def _pack(self, corpus: Corpus, spans: Spans) -> PackedRows:
+    return PackedRows(
+        corpus, spans, self.seq_len, self.packing, self.cross_documents
+    )
 
 
-def _stdlib_corpus() -> Corpus:
-  documents = stdlib.read()
-  return Corpus(
-      name=f"standard library of CPython {platform.python_version()}",
-      documents=documents,
-      held_out={
-          module
-          for module in documents
-          if stdlib.package(module) in stdlib.EVAL_PACKAGES
-      },
-      missing=[m for m in stdlib.MODULES if m not in documents],
-  )
-
-
-def _folder_corpus(folder: pathlib.Path) -> Corpus:
-  documents = {}
-  for file in folder.rglob("*"):
-    relative = file.relative_to(folder)
-    hidden = any(part.startswith(".") for part in relative.parts)
-    if file.is_file() and not hidden:
-      documents[relative.as_posix()] = file.read_bytes()
-  documents = {name: data for name, data in documents.items() if data}
-  by_hash = sorted(
-      documents, key=lambda name: hashlib.sha256(name.encode()).digest()
-  )
-  tenth = -(-len(by_hash) // 10)
-  return Corpus(folder.resolve().name, documents, set(by_hash[:tenth]))
-
-
-def _file_corpus(file: pathlib.Path) -> Corpus:
-  data = file.read_bytes()
-  cut = len(data) * 9 // 10
-  parts = {"first nine tenths": data[:cut], "last tenth": data[cut:]}
-  documents = {name: data for name, data in parts.items() if data}
-  return Corpus(file.name, documents, {"last tenth"})
+def _full_name(name: str) -> str:
+  if name.partition(":")[0] == "stdlib":
+    return f"{name} of CPython {platform.python_version()}"
+  return name

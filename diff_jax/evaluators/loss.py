@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 
 from diff_jax.data.pipeline import make_iterator
 from diff_jax.losses import Totals, loss_totals
@@ -14,7 +16,13 @@ from diff_jax.sharding import ON_MESH, put_batch
 
 
 def held_out_batches(source, mesh, batch_size: int, num_batches: int):
-  """The first batches of the eval split, the same at every call."""
+  """The first batches of the eval split on the mesh, the same at every call."""
+  for batch in _local_batches(source, batch_size, num_batches):
+    yield put_batch(batch, mesh)
+
+
+def _local_batches(source, batch_size: int, num_batches: int):
+  """This process's part of them, as numpy arrays."""
   iterator = make_iterator(
       source,
       "eval",
@@ -25,7 +33,9 @@ def held_out_batches(source, mesh, batch_size: int, num_batches: int):
       read_threads=0,
   )
   for _ in range(num_batches):
-    yield put_batch(next(iterator), mesh)
+    batch = next(iterator)
+    del batch["example_id"]
+    yield batch
 
 
 @jax.jit
@@ -49,7 +59,7 @@ def batch_totals(model, batch) -> Totals:
 class Loss:
   """Mean cross-entropy in nats per target, and accuracy.
 
-  A source whose targets are bytes also gives bits per byte.
+  Text also gives bits per byte, the same unit for every tokenizer.
   """
 
   def __init__(
@@ -61,12 +71,12 @@ class Loss:
   def __call__(self, model) -> Iterator[tuple[str, float]]:
     sums = Totals(*(jnp.zeros(()) for _ in Totals._fields))
     num_bytes = 0
-    for batch in held_out_batches(
-        self.source, self.mesh, self.batch_size, self.num_batches
-    ):
-      sums = jax.tree.map(jnp.add, sums, batch_totals(model, batch))
+    for batch in _local_batches(self.source, self.batch_size, self.num_batches):
       if hasattr(self.source, "num_bytes"):
         num_bytes += self.source.num_bytes(batch)
+      batch = put_batch(batch, self.mesh)
+      sums = jax.tree.map(jnp.add, sums, batch_totals(model, batch))
+    num_bytes = multihost_utils.process_allgather(np.float32(num_bytes)).sum()
     yield "loss", sums.nats / sums.targets
     yield "accuracy", sums.correct / sums.targets
     yield "num_targets", sums.targets

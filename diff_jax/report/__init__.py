@@ -8,6 +8,8 @@ seed; runs of several experiments are the acts of one page.
 
 import argparse
 import shlex
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def write(
     ConfigError: a folder is no run folder, or `out` is a folder.
   """
   folders = _folders(run_dirs)
-  return _write(_results(folders), folders, out)
+  return _write(_results(_read(folders)), folders, out)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,9 +44,26 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument(
       "--out", help="file to write; default: report.html in the first folder"
   )
+  parser.add_argument(
+      "--refresh",
+      type=float,
+      metavar="SECONDS",
+      help="write the page anew, and have the browser read it, until every run"
+      " has ended",
+  )
   args = parser.parse_args(argv)
+  if args.refresh is not None and args.refresh <= 0:
+    raise config_lib.ConfigError(
+        f"refresh={args.refresh:g} must be more than 0 seconds."
+    )
   folders = _folders(args.run)
-  results = _results(folders)
+  runs = _read(folders)
+  while args.refresh and not all(run.finished for run in runs):
+    path = _write(_results(runs), folders, args.out, args.refresh)
+    print(f"{path}: refreshed, until the runs end", file=sys.stderr)
+    time.sleep(args.refresh)
+    runs = _read(folders)
+  results = _results(runs)
   print(page.terminal(results, _write(results, folders, args.out)))
 
 
@@ -59,12 +78,15 @@ def _folders(run_dirs):
   return folders
 
 
-def _results(folders):
-  acts = runs_lib.acts([runs_lib.read(folder) for folder in folders])
-  return [result_lib.compute(act) for act in acts]
+def _read(folders):
+  return [runs_lib.read(folder) for folder in folders]
 
 
-def _write(results, folders, out):
+def _results(runs):
+  return [result_lib.compute(act) for act in runs_lib.acts(runs)]
+
+
+def _write(results, folders, out, refresh_s=None):
   path = folders[0] / "report.html" if out is None else Path(out)
   words = ["diff-jax", "report", *map(str, folders)]
   words += [] if out is None else [f"--out={out}"]
@@ -73,5 +95,8 @@ def _write(results, folders, out):
         f"out={str(path)!r} must be a file, not a folder."
     )
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(page.compose(results, shlex.join(words)), encoding="utf-8")
+  text = page.compose(results, shlex.join(words), refresh_s)
+  temporary = path.with_name(f".{path.name}.tmp")
+  temporary.write_text(text, encoding="utf-8")
+  temporary.replace(path)  # A browser never sees half a page.
   return path

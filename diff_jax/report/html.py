@@ -145,12 +145,15 @@ def command(words: str, purpose: str) -> str:
   )
 
 
-def page(title: str, body: str) -> str:
+def page(title: str, body: str, refresh_s: float | None = None) -> str:
   """Returns the whole document: nothing in it is loaded from elsewhere."""
+  refresh = ""
+  if refresh_s is not None:
+    refresh = f'\n<meta http-equiv="refresh" content="{refresh_s:g}">'
   return f"""<!doctype html>
 <html lang="en">
 <head>
-<meta charset="utf-8">
+<meta charset="utf-8">{refresh}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title>
 <style>{STYLE}</style>

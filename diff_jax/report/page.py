@@ -8,12 +8,30 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from diff_jax.report import commands, html, sections, sentences, tables, text
+from diff_jax.report import (
+    commands,
+    html,
+    origin,
+    sections,
+    sentences,
+    tables,
+    text,
+)
 from diff_jax.report import result as result_lib
 
 
-def compose(results: Sequence[result_lib.Result], command: str) -> str:
-  """Returns the self-contained HTML of one or more acts."""
+def compose(
+    results: Sequence[result_lib.Result],
+    command: str,
+    refresh_s: float | None = None,
+) -> str:
+  """Returns the self-contained HTML of one or more acts.
+
+  Args:
+    results: of the acts.
+    command: that writes the page.
+    refresh_s: seconds after which a browser reads it again; None: never.
+  """
   runs = [run for result in results for run in result.act.runs]
   seeds = sum(len(run.rows) for run in runs)
   names = [text.title(result.act.experiment) for result in results]
@@ -40,12 +58,14 @@ def compose(results: Sequence[result_lib.Result], command: str) -> str:
   )
   body.append(
       "<footer><h2>Where the numbers come from</h2>"
-      f"{sections.provenance([result.act for result in results])}"
+      f"{origin.provenance([result.act for result in results])}"
       f"<p>This page was computed from run.json and metrics.jsonl of those"
       f" folders by</p><pre>{html.text(command)}</pre>"
       f'<p class="muted">{html.text(versions)}</p></footer>'
   )
-  return html.page(f"{text.listed(names)}: diff_jax report", "\n".join(body))
+  return html.page(
+      f"{text.listed(names)}: diff_jax report", "\n".join(body), refresh_s
+  )
 
 
 def terminal(results: Sequence[result_lib.Result], path: Path) -> str:

@@ -20,9 +20,9 @@ TWO_BY_TWO = (SOFTMAX, SOFTMAX_NORM, DIFF_NO_NORM, DIFF)
 # Settings that may differ between two folders of one and the same arm; a
 # whole section ends with a dot.
 _NOT_A_CONDITION = (
-    "arm", "checkpoint_every_steps", "evaluators.", "experiment",
-    "keep_checkpoints", "log_every_steps", "mesh.", "report.", "seeds",
-    "stop_after_steps",
+    "arm", "checkpoint_every_steps", "data_timeout_s", "evaluators.",
+    "experiment", "keep_checkpoints", "log_every_steps", "max_skipped_steps",
+    "mesh.", "report.", "seeds", "stop_after_steps", "wandb_project",
 )  # fmt: skip
 
 
@@ -72,6 +72,12 @@ class Run:
   @property
   def experiment(self) -> str:
     return str(self.config.get("experiment") or self.folder.name)
+
+  @property
+  def finished(self) -> bool:
+    """Whether every seed has reached its last step."""
+    seeds = self.config.get("seeds") or ()
+    return set(seeds) <= set(self.info.get("finished_seeds") or ())
 
   @property
   def settings(self) -> config_lib.ReportConfig:

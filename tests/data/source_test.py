@@ -7,9 +7,11 @@ import itertools
 
 import numpy as np
 import pytest
+from ml_collections import config_dict
 
 from diff_jax import data
 from diff_jax.config import ConfigError
+from diff_jax.data import source as source_lib
 
 TASKS = [data.Recall(), data.NoisyRecall()]
 FIRST = [0, 1, 2, 1000, 2**32, 2**48 - 1]
@@ -86,6 +88,38 @@ def test_make_source_builds_what_the_settings_say():
   for name, cls in data.SOURCES.items():
     defaults = dataclasses.asdict(cls())
     assert data.make_source({"name": name, **defaults}) == cls()
+
+
+@pytest.mark.parametrize("name", list(data.SOURCES))
+def test_flags_reach_every_setting(name):
+  config = config_dict.ConfigDict(data.default_settings(name))
+  assert data.make_source(config.to_dict()) == data.SOURCES[name]()
+  if name == "text":
+    with pytest.raises(TypeError):
+      config.long_share = "half"
+    config.long_share = 0.5
+    assert data.make_source(config.to_dict()) == data.Text(long_share=0.5)
+
+
+def test_a_concatenation_is_its_sequences():
+  rng = np.random.default_rng(0)
+  for _ in range(20):
+    sequences = [
+        [{"tokens": rng.integers(9, size=1)} for _ in range(size)]
+        for size in rng.integers(1, 5, rng.integers(1, 6))
+    ]
+    joined = source_lib.Concatenation(sequences)
+    wanted = sum(sequences, [])
+    assert len(joined) == len(wanted) and joined.parts == ()
+    assert all(joined[i] is wanted[i] for i in range(len(wanted)))
+    for index in (-1, len(wanted)):
+      with pytest.raises(IndexError, match=f"{index=}"):
+        joined[index]
+    weights = rng.random(len(sequences)).tolist()
+    parts = source_lib.Concatenation(sequences, weights).parts
+    for part, sequence, weight in zip(parts, sequences, weights, strict=True):
+      assert wanted[part.start : part.stop] == sequence
+      assert part.weight == weight
 
 
 def test_make_source_lists_what_is_valid():
