@@ -26,6 +26,24 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	. $(VENV)/bin/activate && ruff check . && pyink --check -q .
 
+# Beside PyTorch, which gets an environment of its own. The torch of PyPI brings
+# gigabytes of CUDA on Linux; where pip knows a CPU-only wheel, name it:
+#   make bench-peers PEERS_TORCH=torch==2.13.0+cpu [PEERS_PYTHON=python3.11]
+PEERS_VENV = .venv-peers
+PEERS_PYTHON ?= $(VENV)/bin/python
+PEERS_TORCH ?= torch
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.installed $(PEERS_VENV)/.installed
+	. $(VENV)/bin/activate && \
+	diff-jax bench --suite=peers --peers-python=$(PEERS_VENV)/bin/python
+
+$(PEERS_VENV)/.installed: | $(VENV)/.installed
+	$(PEERS_PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install -q --disable-pip-version-check \
+	  '$(PEERS_TORCH)' 'transformers>=5,<6'
+	touch $@
+
 $(VENV)/bin/python:
 	python=$$($(FIND_PYTHON)) && "$$python" -m venv $(VENV)
 
