@@ -54,7 +54,7 @@ class ModelConfig:
   embedding_std: float = 0.02
   scale_residual_init: bool = False  # residual outputs / sqrt(2 num_layers)
   compute_dtype: Literal["float32", "bfloat16"] = "float32"
-  remat: Literal["none", "dots", "full"] = "none"  # what a layer keeps
+  remat: Literal["none", "dots", "full"] = "dots"  # what a layer keeps
   implementation: Literal["xla", "reference"] | None = None  # None: by platform
 
   def __post_init__(self):

@@ -3,12 +3,15 @@
 """Rotary positions, and how weights are drawn."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from diff_jax import layers, transformer
 from diff_jax.config import ModelConfig
@@ -155,3 +158,50 @@ def test_arms_of_one_key_share_mlp_embedding_and_head():
   }
   for a, b in zip(*arms.values(), strict=True):
     np.testing.assert_array_equal(a, b)
+
+
+# Linear layers.
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_linear_are_those_of_einsum(dtype):
+  spec = "btd,dnh->btnh"
+  keys = jax.random.split(jax.random.key(0), 3)
+  x = jax.random.normal(keys[0], (2, 5, 8), dtype)
+  weight = jax.random.normal(keys[1], (8, 3, 4))
+  gradient = jax.random.normal(keys[2], (2, 5, 3, 4), dtype)
+
+  def einsum(x, weight):
+    return jnp.einsum(spec, x, weight.astype(x.dtype))
+
+  results = []
+  for function in (functools.partial(layers.linear, spec), einsum):
+    out, vjp = jax.vjp(function, x, weight)
+    results.append((out, *vjp(gradient)))
+  for actual, expected in zip(*results, strict=True):
+    assert actual.dtype == expected.dtype
+    np.testing.assert_allclose(
+        np.asarray(actual, np.float32),
+        np.asarray(expected, np.float32),
+        rtol=8 * jnp.finfo(dtype).eps,
+        atol=8 * float(jnp.finfo(dtype).eps),
+    )
+
+
+def test_linear_inside_a_shard_map_with_a_weight_that_devices_share():
+  """The weight's gradient is summed over the devices."""
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+  x = jax.random.normal(jax.random.key(0), (8, 3, 4))
+  weight = jax.random.normal(jax.random.key(1), (4, 5))
+  linear = functools.partial(layers.linear, "btd,df->btf")
+  on_devices = jax.shard_map(
+      linear, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data")
+  )
+
+  def gradients(function):
+    return jax.grad(lambda *y: (function(*y) ** 2).sum(), (0, 1))(x, weight)
+
+  for actual, expected in zip(
+      gradients(on_devices), gradients(linear), strict=True
+  ):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)

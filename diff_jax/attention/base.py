@@ -279,7 +279,7 @@ class Attention(nnx.Module):
 
 
 def _project(spec, x, weight, bias, sharding):
-  out = jnp.einsum(spec, x, weight.astype(x.dtype), out_sharding=sharding)
+  out = layers.linear(spec, x, weight[...], sharding)
   if bias is None:
     return out
   bias = bias.astype(x.dtype)

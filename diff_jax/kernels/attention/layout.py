@@ -20,27 +20,17 @@ def split(x, axis, block, mode="constant"):
   return jnp.moveaxis(x, axis, 0)
 
 
-def join(x, axis, length):
-  """Undoes `split`."""
-  x = jnp.moveaxis(x, 0, axis)
-  x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-  return jax.lax.slice_in_dim(x, 0, length, axis=axis)
-
-
 def to_rows(x, kv_heads, block):
-  """[b,t,n,...] -> [blocks, b, k, ..., r(, last)] with r = (t, g).
-
-  x is [b,t,n,c], [b,t,n,e] or [b,t,n,c,h]; a map axis goes before the rows.
-  """
-  x = split(x, 1, block)  # blocks b t n ...
-  x = masking_lib.split_heads(x, kv_heads, axis=3)  # blocks b t k g ...
-  x = jnp.moveaxis(x, 3, 2)  # blocks b k t g ...
-  return x.reshape(*x.shape[:3], -1, *x.shape[5:])  # blocks b k r ...
+  """[b,t,n,c,h] -> [i,b,k,c,r,h] with r = (t, g), in one transposition."""
+  x = split(x, 1, block)  # i b t n c h
+  x = masking_lib.split_heads(x, kv_heads, axis=3)  # i b t k g c h
+  x = x.transpose(0, 1, 3, 5, 2, 4, 6)
+  return x.reshape(*x.shape[:4], -1, x.shape[6])
 
 
 def from_rows(x, groups, length):
-  """[blocks, b, k, r, ...] -> [b,t,n,...]."""
-  x = x.reshape(*x.shape[:3], -1, groups, *x.shape[4:])
-  x = jnp.moveaxis(x, 2, 3)
-  x = x.reshape(*x.shape[:3], -1, *x.shape[5:])
-  return join(x, 1, length)
+  """[i,b,k,c,r,h] -> [b,t,n,c,h]."""
+  x = x.reshape(*x.shape[:4], -1, groups, x.shape[5])  # i b k c t g h
+  x = x.transpose(1, 0, 4, 2, 5, 3, 6)
+  x = x.reshape(x.shape[0], -1, x.shape[3] * groups, *x.shape[5:])
+  return jax.lax.slice_in_dim(x, 0, length, axis=1)

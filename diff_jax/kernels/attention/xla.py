@@ -22,6 +22,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from diff_jax.kernels.attention import layout
 from diff_jax.kernels.attention import masking as masking_lib
@@ -65,6 +66,12 @@ def _zeros(shape, dtype, *like):
   for x in jax.tree.leaves(like):
     varying |= jax.typeof(x).manual_axis_type.varying
   return jax.lax.pcast(zeros, tuple(sorted(varying)), to="varying")
+
+
+def _weighted_sum(maps, weights):
+  """[...,c,r,x], [...,c,r] -> [...,r,x], term by term: cheaper than a `sum`."""
+  c = weights.shape[-2]
+  return sum(maps[..., i, :, :] * weights[..., i, :, None] for i in range(c))
 
 
 def _shared_key(k) -> bool:
@@ -155,8 +162,8 @@ def _add_sink(o, lse, sink):
 def _backward(static, masking, operands: Operands, o, lse, do, dlse, weights):
   """Gradients of `operands`, and rowsum(dO O_c) for the weights.
 
-  With weights [i,b,k,c,r], do [i,b,k,r,e] is the gradient of the weighted sum;
-  without, do [i,b,k,c,r,e] is that of each map's output.
+  With weights [i,b,k,c,r], do [i,b,k,1,r,e] is the gradient of the weighted
+  sum; without, do [i,b,k,c,r,e] is that of each map's output.
   """
   blocks = block_operands(static, operands)
   t, s = operands.q.shape[1], operands.k.shape[1]
@@ -164,12 +171,8 @@ def _backward(static, masking, operands: Operands, o, lse, do, dlse, weights):
   rows, keys = block_masking(static, masking, t, s, groups)
   dtype = _dtype(blocks.q)
   fused = weights is not None
-  if fused:
-    dot_o = jnp.einsum("ibkre,ibkcre->ibkcr", do.astype(dtype), o)
-    delta = weights * dot_o - dlse
-  else:
-    dot_o = jnp.einsum("ibkcre,ibkcre->ibkcr", do.astype(dtype), o)
-    delta = dot_o - dlse
+  dot_o = (do.astype(dtype) * o).sum(-1)
+  delta = (weights * dot_o if fused else dot_o) - dlse
   # exp(score - inf) = 0: a row without a key has no gradient.
   safe_lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
   do = do.astype(blocks.v.dtype)
@@ -183,22 +186,22 @@ def _backward(static, masking, operands: Operands, o, lse, do, dlse, weights):
       scores, distances = _scores(static, q, k, blocks.slopes, rows, key_mask)
       probs = jnp.exp(scores - lse[..., None])
       if fused:
-        dp = _dot("bkre,bkse->bkrs", do, v)[:, :, None] * w[..., None]
-        mixed = (probs * w[..., None]).sum(2).astype(v.dtype)
-        dv_tile = _dot("bkrs,bkre->bkse", mixed, do)
+        dp = _dot("bkcre,bkse->bkcrs", do, v) * w[..., None]
+        mixed = _weighted_sum(probs, w).astype(v.dtype)
+        dv_tile = _dot("bkre,bkrs->bkes", do[:, :, 0], mixed)
       else:
         dp = _dot("bkcre,bkse->bkcrs", do, v)
-        dv_tile = _dot("bkcrs,bkcre->bkse", probs.astype(v.dtype), do)
+        dv_tile = _dot("bkcre,bkcrs->bkes", do, probs.astype(v.dtype))
       ds = probs * (dp - delta[..., None])
       if distances is not None:
         dslopes = dslopes - (ds * distances).sum((0, 2, 4))
       ds = ds.astype(q.dtype)
       if _shared_key(k):
         dq = dq + _dot("bkcrs,bksh->bkcrh", ds, k)
-        dk_tile = _dot("bkcrs,bkcrh->bksh", ds, q)
+        dk_tile = _dot("bkcrh,bkcrs->bkhs", q, ds)
       else:
         dq = dq + _dot("bkcrs,bkcsh->bkcrh", ds, k)
-        dk_tile = _dot("bkcrs,bkcrh->bkcsh", ds, q)
+        dk_tile = _dot("bkcrh,bkcrs->bkchs", q, ds)
       return dq, dk.at[j].add(dk_tile), dv.at[j].add(dv_tile), dslopes
 
     dq = _zeros(q.shape, dtype, q, blocks, rows, keys, do, w, delta)
@@ -207,8 +210,8 @@ def _backward(static, masking, operands: Operands, o, lse, do, dlse, weights):
 
   like = (blocks, rows, keys, do, weights, delta)
   carry = (
-      _zeros(blocks.k.shape, dtype, like),
-      _zeros(blocks.v.shape, dtype, like),
+      _zeros(jnp.matrix_transpose(blocks.k).shape, dtype, like),
+      _zeros(jnp.matrix_transpose(blocks.v).shape, dtype, like),
       _zeros((blocks.k.shape[2], blocks.q.shape[4]), dtype, like),
   )
   (dk, dv, dslopes), dq = jax.lax.scan(
@@ -222,11 +225,12 @@ def _unblock(static, operands, dq, dk, dv, dslopes, delta, safe_lse):
   """Gradients in the public layout and in the dtypes of their arguments."""
   q, k, v, bias_slopes, sink = operands
   groups = q.shape[2] // k.shape[2]
+  dk, dv = jnp.matrix_transpose(dk), jnp.matrix_transpose(dv)
   if _shared_key(dk[0]):
     dk = dk[:, :, :, None]
-  dq = layout.from_rows(jnp.moveaxis(dq, 3, 4), groups, q.shape[1])
-  dk = layout.join(jnp.moveaxis(dk, 4, 2), 1, k.shape[1])
-  dv = layout.join(jnp.moveaxis(dv, 3, 2), 1, v.shape[1])
+  dq = layout.from_rows(dq, groups, q.shape[1])
+  dk = layout.from_rows(dk, 1, k.shape[1])
+  dv = layout.from_rows(dv[:, :, :, None], 1, v.shape[1])[:, :, :, 0]
   dsink = None
   if bias_slopes is not None:
     dslopes = dslopes.reshape(k.shape[2], -1, groups).sum(1).reshape(-1)
@@ -248,10 +252,19 @@ def _unblock(static, operands, dq, dk, dv, dslopes, delta, safe_lse):
 # The two entry points: a weighted sum of the maps, and the maps apart.
 
 
-def _weight_rows(static, operands, weights):
-  """[b,t,n,c] -> [i,b,k,c,r]."""
-  weights = layout.to_rows(weights, operands.k.shape[2], static.block_q)
-  return jnp.moveaxis(weights, 4, 3)
+def _to_rows(static, operands, x):
+  """[b,t,n,c] -> [i,b,k,c,r]; [b,t,n,c,e] -> [i,b,k,c,r,e]."""
+  if x.ndim == 4:
+    return _to_rows(static, operands, x[..., None])[..., 0]
+  return layout.to_rows(x, operands.k.shape[2], static.block_q)
+
+
+def _from_rows(operands, x):
+  """Undoes `_to_rows`."""
+  if x.ndim == 5:
+    return _from_rows(operands, x[..., None])[..., 0]
+  q, k = operands.q, operands.k
+  return layout.from_rows(x, q.shape[2] // k.shape[2], q.shape[1])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -260,33 +273,30 @@ def _attention(static, masking, operands, weights):
 
 
 def _attention_fwd(static, masking, operands, weights):
-  q, k = operands.q, operands.k
-  groups = q.shape[2] // k.shape[2]
   o, lse = _forward(static, masking, operands)
-  weight_rows = _weight_rows(static, operands, weights.astype(o.dtype))
-  out = jnp.einsum("ibkcre,ibkcr->ibkre", o, weight_rows)
-  out = layout.from_rows(out.astype(q.dtype), groups, q.shape[1])
-  public_lse = layout.from_rows(jnp.moveaxis(lse, 3, 4), groups, q.shape[1])
+  o, lse = checkpoint_name((o, lse), "attention")
+  weight_rows = _to_rows(static, operands, weights.astype(o.dtype))
+  out = _weighted_sum(o, weight_rows).astype(operands.q.dtype)
+  out = _from_rows(operands, out[:, :, :, None])[:, :, :, 0]
   residuals = (masking, operands, weights, o.astype(operands.v.dtype), lse)
-  return (out, public_lse), residuals
+  return (out, _from_rows(operands, lse)), residuals
 
 
 def _attention_bwd(static, residuals, cotangents):
   masking, operands, weights, o, lse = residuals
   dout, dlse = cotangents
-  kv_heads = operands.k.shape[2]
-  do = layout.to_rows(dout, kv_heads, static.block_q)
-  dlse = _weight_rows(static, operands, dlse)
-  weight_rows = _weight_rows(static, operands, weights.astype(lse.dtype))
   gradients, dweights = _backward(
-      static, masking, operands, o, lse, do, dlse, weight_rows
+      static,
+      masking,
+      operands,
+      o,
+      lse,
+      _to_rows(static, operands, dout[:, :, :, None]),
+      _to_rows(static, operands, dlse),
+      _to_rows(static, operands, weights.astype(lse.dtype)),
   )
-  dweights = layout.from_rows(
-      jnp.moveaxis(dweights, 3, 4),
-      operands.q.shape[2] // kv_heads,
-      operands.q.shape[1],
-  )
-  return None, gradients, dweights.astype(weights.dtype)
+  dweights = _from_rows(operands, dweights).astype(weights.dtype)
+  return None, gradients, dweights
 
 
 _attention.defvjp(_attention_fwd, _attention_bwd)
@@ -298,21 +308,14 @@ def _parts(static, masking, operands):
 
 
 def _parts_fwd(static, masking, operands):
-  q, k = operands.q, operands.k
-  groups = q.shape[2] // k.shape[2]
   o, lse = _forward(static, masking, operands)
-  public_o = layout.from_rows(jnp.moveaxis(o, 3, 4), groups, q.shape[1])
-  public_lse = layout.from_rows(jnp.moveaxis(lse, 3, 4), groups, q.shape[1])
-  return (public_o, public_lse), (masking, operands, o, lse)
+  public = _from_rows(operands, o), _from_rows(operands, lse)
+  return public, (masking, operands, o, lse)
 
 
 def _parts_bwd(static, residuals, cotangents):
   masking, operands, o, lse = residuals
-  do, dlse = cotangents
-  do = jnp.moveaxis(
-      layout.to_rows(do, operands.k.shape[2], static.block_q), 4, 3
-  )
-  dlse = _weight_rows(static, operands, dlse)
+  do, dlse = (_to_rows(static, operands, x) for x in cotangents)
   gradients, _ = _backward(
       static, masking, operands, o, lse, do, dlse, weights=None
   )
