@@ -9,10 +9,12 @@ cannot be read, or whose bits are not those that were saved, is set aside and
 the one before it used.
 """
 
+import contextlib
 import errno
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -63,7 +65,8 @@ class Checkpoints:
   ):
     self.folder, self.every_steps = epath.Path(folder).absolute(), every_steps
     self.read_only = read_only
-    self._retry_step, self._failures = None, 0
+    self._saving_step = self._retry_step = None
+    self._failures = 0
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         enable_async_checkpointing=True,
@@ -86,10 +89,10 @@ class Checkpoints:
 
   def latest_step(self) -> int | None:
     """The newest committed step, or None."""
-    steps = sorted(self._manager.all_steps())
+    steps = set(self._manager.all_steps())
     if self._manager.is_saving_in_progress():
-      steps = steps[:-1]  # Orbax counts it from the start.
-    return steps[-1] if steps else None
+      steps.discard(self._saving_step)  # Orbax counts it from the start.
+    return max(steps, default=None)
 
   def due(self, step: int) -> bool:
     """Whether to save after `step`: in turn, or because a save failed."""
@@ -107,21 +110,27 @@ class Checkpoints:
     """
     try:
       self._manager.wait_until_finished()
+      self._tell_success()
       self._start(step, state, iterator, config)
-      self._retry_step = None
     except Exception as error:
       self._failed(step, error)
 
   def poll(self, step: int) -> None:
     """Notices a save that failed in the background; call it after each step."""
     try:
-      self._manager.check_for_errors()
-      saving = self._manager.is_saving_in_progress()
+      if self._manager.is_saving_in_progress():
+        self._manager.check_for_errors()
+      elif self._saving_step is not None:
+        self._manager.wait_until_finished()  # for its last word
+        self._saving_step = None
+        self._tell_success()
     except Exception as error:
       self._failed(step, error)
-      return
-    if self._failures and self._retry_step is None and not saving:
-      _say(f"{self.folder.name}: saved again, failures: {self._failures}")
+
+  def _tell_success(self) -> None:
+    """Tells that what was tried after a failure has been committed."""
+    if self._failures and self._retry_step is None:
+      _say(f"{self.folder.name}: saved after {self._failures} failures")
       self._failures = 0
 
   def save_last(
@@ -138,6 +147,7 @@ class Checkpoints:
         if self._manager.latest_step() != step:
           self._start(step, state, iterator, config)
           self._manager.wait_until_finished()
+        self._tell_success()
         return
       except Exception as error:
         self._failed(step, error)
@@ -157,6 +167,7 @@ class Checkpoints:
         "bit_sums": bit_sums(state),
         "data": iterator.get_state(),
     }
+    self._saving_step = step
     self._manager.save(
         step,
         args=ocp.args.Composite(
@@ -165,6 +176,7 @@ class Checkpoints:
             meta=ocp.args.JsonSave(meta),
         ),
     )
+    self._retry_step = None
 
   def _check_room(self, state) -> None:
     """Finds a full disk before Orbax does, which would tell it at length."""
@@ -187,12 +199,18 @@ class Checkpoints:
     code = error_number(error)
     if code is None:
       raise error
-    if code in FATAL_ERRNOS or not self.folder.exists():
+    with contextlib.suppress(Exception):
+      self._manager.wait_until_finished()  # threads that have not failed yet
+    # A path that is missing inside the folder is one that a failure removed.
+    fatal = FATAL_ERRNOS - {errno.ENOENT}
+    if code in fatal or not self.folder.exists():
       raise RunError(
           f"{self.folder} can no longer be written: {_one_line(error)}."
       ) from error
     for path in self.folder.glob("*.orbax-checkpoint-tmp"):
-      path.rmtree()
+      shutil.rmtree(path, ignore_errors=True)
+    # Orbax has forgotten those that the failed save was to replace.
+    self._manager.reload()
     if step is not None:
       self._failures += 1
       self._retry_step = step + min(2 ** (self._failures - 1), self.every_steps)
@@ -284,6 +302,8 @@ def error_number(error: BaseException | None) -> int | None:
   while error is not None:
     if isinstance(error, OSError) and error.errno:
       return error.errno
+    if isinstance(error, TimeoutError):  # also when the clock jumps
+      return errno.ETIMEDOUT
     found = re.search(r"os_error_code='(\d+)'", str(error))
     if found:
       return int(found[1])

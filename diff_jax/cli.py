@@ -17,7 +17,10 @@ COMMANDS = {
     "evaluate": ("diff_jax.commands.evaluate", "run a run's evaluators"),
     "sweep": ("diff_jax.commands.sweep", "train every arm of a config"),
     "prepare": ("diff_jax.commands.prepare", "tokenise a corpus of any size"),
-    "bench": ("diff_jax.commands.bench", "time the op, the step, the loss, the data"),
+    "bench": (
+        "diff_jax.commands.bench",
+        "time the op, the step, the loss, the data",
+    ),
     "report": ("diff_jax.report", "one page from any run folders"),
 }
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import pathlib
+import re
 import types
 from collections.abc import Sequence
 
@@ -49,6 +50,12 @@ def override(
     ConfigError: for an unknown setting, a value of another type, or any other
       argument.
   """
+  for argument in arguments:
+    if not argument.startswith("--config."):
+      raise ConfigError(
+          f"argument {argument!r} is not understood; a setting is"
+          " --config.x.y=value"
+      )
   values = flags.FlagValues()
   argv = ["diff-jax", *arguments]
   try:
@@ -57,7 +64,7 @@ def override(
       config_flags.DEFINE_config_dict(
           "config", config, flag_values=values, sys_argv=argv
       )
-      rest = values(argv)[1:]
+      values(argv)
   except (
       flags.Error,
       AttributeError,
@@ -66,8 +73,6 @@ def override(
       ValueError,
   ) as error:
     raise ConfigError(_message(error)) from error
-  if rest:
-    raise ConfigError(f"arguments {rest} are not understood.")
   return values["config"].value
 
 
@@ -75,5 +80,9 @@ def _message(error: Exception) -> str:
   """One line of an error that may hold another."""
   while error.args and isinstance(error.args[0], Exception):
     error = error.args[0]
-  text = error.args[0] if isinstance(error, KeyError) else str(error)
-  return " ".join(str(text).split())
+  text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+  # absl wraps some errors as the tuple of their arguments.
+  text = re.sub(r"\('([^']*)', '[^']*'\)", r"\1", text)
+  if " " not in text:
+    text = f"config.{text.strip(chr(39))} is no setting"
+  return " ".join(text.split())

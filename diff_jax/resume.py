@@ -11,13 +11,13 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from diff_jax.config import ConfigError, restore
+from diff_jax.config import ConfigError, TrainConfig, restore
 from diff_jax.run import read_description
 
 # What may change when a run continues: how long, how often, where, what is told.
-# Where the text lies may change too: `check_same_data` compares what it is.
+# Not num_steps: the learning rate's schedule depends on it. Where the text lies may change too: `check_same_data` compares what it is.
 MAY_CHANGE = (
-    "num_steps", "stop_after_steps", "seeds", "loss_chunk", "log_every_steps",
+    "stop_after_steps", "seeds", "loss_chunk", "log_every_steps",
     "checkpoint_every_steps", "keep_checkpoints", "mesh", "evaluators",
     "report", "max_skipped_steps", "data_timeout_s", "wandb_project",
     "data.path", "data.eval_path",
@@ -49,6 +49,24 @@ def check_same_run(
       if ours.get(key) != theirs.get(key) and not _may_change(key)
   ]
   _refuse(workdir, "settings", changed, accept, "--accept-config-change")
+
+
+def check_not_past(settings: TrainConfig, workdir: str | os.PathLike) -> None:
+  """Refuses a last step that a run's checkpoints have passed.
+
+  Raises:
+    ConfigError: naming the seed and its step.
+  """
+  for seed in settings.seeds:
+    folder = pathlib.Path(workdir) / "checkpoints" / f"seed_{seed}"
+    names = [path.name for path in folder.glob("*")]
+    newest = max((int(x) for x in names if x.isdecimal()), default=0)
+    if newest > settings.last_step:
+      raise ConfigError(
+          f"workdir={str(workdir)!r} holds seed {seed} at step {newest}: the"
+          f" last step, {settings.last_step}, must be at least that. Choose"
+          " another workdir to train for fewer steps."
+      )
 
 
 def check_same_data(

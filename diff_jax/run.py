@@ -74,9 +74,8 @@ class Lock:
 
   def __exit__(self, _, error, traceback):
     try:
-      # Whatever else went wrong for want of the folder.
-      if isinstance(error, Exception) and not isinstance(error, RunError):
-        self.check()
+      if isinstance(error, Exception):
+        self.check()  # It may have gone wrong for want of the folder.
     finally:
       if self._file is not None:
         with contextlib.suppress(OSError):

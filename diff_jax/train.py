@@ -30,7 +30,7 @@ from diff_jax.metrics import StepLog, TensorBoard, WeightsAndBiases
 from diff_jax.optimizer import make_optimizer
 from diff_jax.profile import Profile
 from diff_jax.provenance import provenance
-from diff_jax.resume import check_same_data, check_same_run
+from diff_jax.resume import check_not_past, check_same_data, check_same_run
 from diff_jax.run import Lock, Run, read_description
 from diff_jax.sharding import check_fits, make_mesh, put_batch
 from diff_jax.step import State, init_state, make_step
@@ -63,7 +63,8 @@ def train(
     RunError: if the run cannot go on.
   """
   settings = parse(config)
-  profile = Profile(workdir, profile_steps)
+  profile = Profile(workdir, profile_steps, settings.train.last_step)
+  check_not_past(settings.train, workdir)
   check_same_run(config, workdir, accept_config_change)
   if is_finished(settings, workdir):
     print(f"{workdir} is finished: nothing to do", file=sys.stderr)
@@ -92,6 +93,10 @@ def train(
           loop.train_seed(seed)
           if loop.watch.stop:
             return
+  print(
+      f"{workdir} is finished: diff-jax report {workdir} shows it",
+      file=sys.stderr,
+  )
 
 
 def is_finished(settings: Config, workdir: str | os.PathLike) -> bool:
@@ -140,8 +145,9 @@ def describe(
 
 
 def print_corpus(corpus: Mapping[str, Any]) -> None:
+  documents = corpus["documents"]
   print(
-      f"data: {corpus['name']}, {corpus['documents']:,} documents,"
+      f"data: {corpus['name']}, {documents:,} document{'s' * (documents != 1)},"
       f" {corpus['bytes']:,} bytes, sha256 {corpus['sha256'][:16]}...",
       file=sys.stderr,
   )
@@ -246,7 +252,7 @@ class Loop:
           batch, example_ids = self.next_batch(iterator)
           state, metrics = self.step(state, batch)
           log.next(step, metrics, example_ids)
-          self.profile.after(step, train.last_step, metrics)
+          self.profile.after(step, metrics)
           self.after_step(seed, step, state, iterator, checkpoints, log)
         log.close()
       if step > first:
@@ -257,7 +263,7 @@ class Loop:
     if step == train.last_step and not self.watch.stop:
       run.finish_seed(seed)
     else:
-      print(f"stopped: {self.place(seed, step, step)}", file=sys.stderr)
+      print(f"stopped: {self.watch.place()}", file=sys.stderr)
 
   def start(self, seed: int, checkpoints: Checkpoints, iterator):
     """The step that is done and its state: restored, or fresh."""
@@ -270,6 +276,7 @@ class Loop:
       first, state = 0, self.init(seed)
     elif first < self.settings.train.last_step:
       print(f"seed {seed} continues after step {first}", file=sys.stderr)
+      self.profile.check_ahead(first)
     done = {
         name.split("/")[0]
         for row in kept
@@ -278,7 +285,7 @@ class Loop:
     }
     missing = [x for x in self.due(first) if x.name not in done]
     self.evaluate(seed, first, state, missing)
-    self.watch.place = self.place(seed, first, first)
+    self.tell_place(seed, first, checkpoints)
     return first, state
 
   def after_step(self, seed, step, state, iterator, checkpoints, log) -> None:
@@ -294,13 +301,14 @@ class Loop:
       self.run.lock.check()
       with self.run.clock.spend("save"):
         checkpoints.save(step, state, iterator, self.config)
-    self.watch.place = self.place(seed, step, checkpoints.latest_step())
+    self.tell_place(seed, step, checkpoints)
 
-  def place(self, seed: int, step: int, saved: int | None) -> str:
-    """Where the run stands, for the last words."""
-    return (
-        f"seed {seed} at step {step} of {self.settings.train.last_step}, saved"
-        f" at step {saved or 0}: the same command continues there"
+  def tell_place(self, seed: int, step: int, checkpoints: Checkpoints) -> None:
+    """Prepares the last words: where the run stands when they are said."""
+    last_step = self.settings.train.last_step
+    self.watch.place = lambda: (
+        f"seed {seed} at step {step} of {last_step}, saved at step"
+        f" {checkpoints.latest_step() or 0}: the same command continues there"
     )
 
   def due(self, step: int) -> list[Evaluation]:

@@ -24,12 +24,12 @@ class Watch:
 
   Attributes:
     stop: the signal that asks to save and stop; None: go on.
-    place: where the run stands, for the last words.
+    place: tells where the run stands, for the last words.
   """
 
   def __init__(self):
     self.stop: signal.Signals | None = None
-    self.place = "before the first step"
+    self.place: Callable[[], str] = lambda: "before the first step"
     self._deadline_s, self._waits_for = None, ""
 
   @contextlib.contextmanager
@@ -74,7 +74,7 @@ def watched(function: Callable[[Watch], None]) -> int:
 
   def handle(number, _):
     if watch.stop is not None:
-      _exit(128 + number, f"ended at once, {watch.place}")
+      _exit(128 + number, f"ended at once, {watch.place()}")
     watch.stop = signal.Signals(number)
     _say(
         f"{watch.stop.name}: saving after this step, then stopping; again to"
@@ -87,7 +87,7 @@ def watched(function: Callable[[Watch], None]) -> int:
     while not finished.wait(POLL_S):
       overdue = watch.overdue()
       if overdue:
-        _exit(1, f"{overdue}; {watch.place}")
+        _exit(1, f"{overdue}; {watch.place()}")
   finally:
     for number, handler in previous.items():
       signal.signal(number, handler)

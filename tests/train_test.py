@@ -18,6 +18,8 @@ import pytest
 from diff_jax import config as config_lib
 from diff_jax import losses, optimizer, run, sharding, train, transformer
 from diff_jax.flags import load_config_file
+from diff_jax.metrics import read_metrics
+from diff_jax.step import init_state, make_step
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -34,7 +36,7 @@ def recall_config(**changes):
 
 
 def losses_of(workdir, seed=0):
-  rows = run.read_metrics(pathlib.Path(workdir) / "metrics.jsonl")
+  rows = read_metrics(pathlib.Path(workdir) / "metrics.jsonl")
   return {
       row["step"]: row["train/loss"]
       for row in rows
@@ -135,9 +137,9 @@ def test_accumulation_weighs_microbatches_by_their_targets(tmp_path):
               accumulation_steps=microbatches, **{"data.batch_size": 4}
           )
       )
-      state = jax.jit(lambda: train.init_state(settings, optim, 0))()
+      state = jax.jit(lambda: init_state(settings, optim, 0))()
       placed = sharding.put_batch(batch, mesh, microbatches)
-      state, metrics = train.make_step(changed, optim)(state, placed)
+      state, metrics = make_step(changed, optim)(state, placed)
       # Adam's moments hold the gradient and its square; its first update would
       # only hold the sign.
       found = metrics["train/loss"], metrics["train/grad_norm"], state.opt_state
@@ -256,16 +258,3 @@ def test_a_run_is_not_continued_with_other_settings(tmp_path):
   assert "model.norm_eps=0.5 (was 1e-05)" in str(error.value)
   described = run.read_description(tmp_path)
   assert described["config"]["model"]["norm_eps"] == 1e-5
-
-
-def test_rewind_drops_what_a_crash_left_behind(tmp_path):
-  (tmp_path / "metrics.jsonl").write_text(
-      '{"seed": 0, "step": 1, "x": 1}\n{"seed": 1, "step": 9, "x": 2}\n'
-      '{"seed": 0, "step": 7, "x": 3}\n{"seed": 0, "st'
-  )
-  with run.Lock(tmp_path) as lock:
-    run.Run(lock, {"arm": "DIFF"}).rewind(0, 5)
-  assert run.read_metrics(tmp_path / "metrics.jsonl") == [
-      {"seed": 0, "step": 1, "x": 1},
-      {"seed": 1, "step": 9, "x": 2},
-  ]

@@ -11,11 +11,12 @@ config's data.path takes, FILE.json what --tokenizer takes.
 """
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Sequence
 
 from diff_jax.config import ConfigError
-from diff_jax.data import documents, prepare, tokenizers
+from diff_jax.data import documents, prepare, shard, tokenizers
 from diff_jax.data.prepared import PreparedCorpus
 
 
@@ -29,7 +30,17 @@ def main(argv: Sequence[str]) -> None:
     return
   if arguments.source is None:
     raise ConfigError("source must be given: --source=PATH")
-  if (arguments.tokenizer is None) == (arguments.train_bpe is None):
+  if (pathlib.Path(arguments.source).expanduser() / shard.SETTINGS).is_file():
+    raise ConfigError(
+        f"source={arguments.source!r} is prepared already: give it as data.path"
+    )
+  if arguments.tokenizer is not None and arguments.train_bpe is not None:
+    raise ConfigError(
+        f"only one of --tokenizer={arguments.tokenizer} and"
+        f" --train-bpe={arguments.train_bpe} must be given: train first, then"
+        " give the file as --tokenizer"
+    )
+  if arguments.tokenizer is None and arguments.train_bpe is None:
     raise ConfigError(
         "one of tokenizer (--tokenizer=bytes|NAME|FILE) and train_bpe"
         " (--train-bpe=8192) must be given"
@@ -130,4 +141,10 @@ def train_bpe(
         file=sys.stderr,
     )
   size = tokenizers.load_tokenizer(out).vocab_size
+  if size < vocab_size:
+    print(
+        f"warning: {size:,} ids, fewer than the {vocab_size:,} asked for: the"
+        " text has no more pairs",
+        file=sys.stderr,
+    )
   print(f"{out}: {size:,} ids")

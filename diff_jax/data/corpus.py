@@ -13,8 +13,9 @@ as little-endian int32: pieces can compute it apart, however they are cut.
 """
 
 import hashlib
+import itertools
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -124,7 +125,7 @@ def open_corpus(
       prepared with another tokenizer.
   """
   folder = pathlib.Path(path).expanduser()
-  if (folder / shard.MANIFEST).is_file():
+  if any((folder / n).is_file() for n in (shard.MANIFEST, shard.SETTINGS)):
     corpus = PreparedCorpus(folder)
     if tokenizer is not None:
       given = tokenizers.load_tokenizer(tokenizer)
@@ -134,18 +135,14 @@ def open_corpus(
             f" {corpus.manifest['settings']['tokenizer']}"
         )
     return corpus
-  if (folder / shard.SETTINGS).is_file():
-    raise ConfigError(
-        f"{path=} is not prepared to the end: run the same diff-jax prepare"
-        " command again, it continues"
-    )
   skipped = documents_lib.Skipped()
-  documents = _read(path, format, skipped)
-  return MemoryCorpus(
+  pieces = documents_lib.find_pieces(path, piece_bytes=2**26)
+  documents = itertools.chain.from_iterable(
+      documents_lib.read_piece(piece, format, skipped) for piece in pieces
+  )
+  corpus = MemoryCorpus(
       path, documents, tokenizers.load_tokenizer(tokenizer or "bytes"), skipped
   )
-
-
-def _read(path, format, skipped) -> Iterator[documents_lib.Document]:
-  for piece in documents_lib.find_pieces(path, piece_bytes=2**26):
-    yield from documents_lib.read_piece(piece, format, skipped)
+  num_documents = len(corpus.starts) - 1 + skipped.documents
+  documents_lib.warn_if_uncut(path, format, pieces, num_documents)
+  return corpus

@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import glob
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 
 from diff_jax.config import ConfigError
 from diff_jax.data import formats, stdlib
@@ -18,7 +19,7 @@ from diff_jax.data.formats.base import BadRecord, Document, Format, Span
 
 __all__ = [
     "Document", "Format", "Piece", "Skipped", "Span", "find_pieces",
-    "read_piece",
+    "read_piece", "warn_if_uncut",
 ]  # fmt: skip
 
 STDLIB = ("stdlib", "stdlib:train", "stdlib:eval")
@@ -56,7 +57,8 @@ def find_pieces(path: str, piece_bytes: int) -> list[Piece]:
     piece_bytes: at least 1.
 
   Raises:
-    ConfigError: there is nothing at `path`, or it cannot be read.
+    ConfigError: there is nothing at `path`, it cannot be read, or it is a file
+      that must be converted first.
   """
   if piece_bytes < 1:
     raise ConfigError(f"{piece_bytes=} must be at least 1")
@@ -87,6 +89,31 @@ def read_piece(
       yield from _read_span(span, format, skipped)
     except OSError as error:
       raise _unreadable(span.path, error) from None
+
+
+def warn_if_uncut(
+    path: str, format: Format, pieces: Sequence[Piece], num_documents: int
+) -> None:
+  """Says on stderr that a separator was given, and cuts no text file.
+
+  Args:
+    path: for the message.
+    format: how the pieces were read.
+    pieces: all of the corpus.
+    num_documents: how many there were in them, broken ones too.
+  """
+  if not format.separator:
+    return
+  files = {span.path for piece in pieces for span in piece.spans}
+  num_text_files = sum(
+      not file.startswith("stdlib:") and formats.is_text(file) for file in files
+  )
+  if 0 < num_documents <= num_text_files:
+    print(
+        f"warning: separator={format.separator!r} cuts no text file of"
+        f" {path=}: every file is one document",
+        file=sys.stderr,
+    )
 
 
 def _read_span(
@@ -132,6 +159,8 @@ def _find_files(path: str) -> dict[str, int]:
     raise ConfigError(f"{path=} must be one of {', '.join(STDLIB)}")
   where = os.path.expanduser(path)
   if os.path.lexists(where):
+    if os.path.isfile(where):
+      formats.check_suffix(path)
     files = _files_at(where)
   else:
     matches = sorted(glob.glob(where, recursive=True)) if where else []

@@ -14,6 +14,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ import tqdm
 
 from diff_jax.config import ConfigError
 from diff_jax.data import engines, shard, tokenizers
-from diff_jax.data.documents import Format, find_pieces
+from diff_jax.data.documents import Format, find_pieces, warn_if_uncut
 
 PIECE_BYTES = 2**26  # of the source's files, by default
 
@@ -75,10 +76,7 @@ def prepare(
   folder = pathlib.Path(out).expanduser().absolute()
   with _out_errors(folder), _locked(folder):
     _write_settings(folder, settings)
-    if isinstance(loaded, tokenizers.JsonTokenizer):
-      tokenizer = str(folder / shard.TOKENIZER)
-      with shard.new_file(folder / shard.TOKENIZER) as temporary:
-        shutil.copyfile(loaded.name, temporary)
+    tokenizer = _keep_tokenizer(folder, loaded)
     jobs = [
         shard.Job(folder, i, piece, format, tokenizer, loaded.fingerprint)
         for i, piece in enumerate(pieces)
@@ -86,7 +84,10 @@ def prepare(
     _check_no_more_shards(folder, jobs)
     todo = [job for job in jobs if not shard.is_committed(job)]
     _run(jobs, todo, workers, engine)
-    return _finish(folder, settings, jobs)
+    manifest = _finish(folder, settings, jobs)
+  totals = manifest["totals"]
+  warn_if_uncut(source, format, pieces, totals["documents"] + totals["skipped"])
+  return manifest
 
 
 def _run(
@@ -97,10 +98,16 @@ def _run(
 ) -> None:
   """Writes the shards `todo`, with a progress bar over all `jobs`."""
   run = engines.on_ray if engine == "ray" else engines.on_processes
+  if len(todo) < len(jobs):
+    print(
+        f"{len(jobs) - len(todo):,} of {len(jobs):,} shards were done before",
+        file=sys.stderr,
+    )
+  total = sum(job.num_bytes for job in jobs)
+  done = total - sum(job.num_bytes for job in todo)
   with tqdm.tqdm(
-      total=sum(job.num_bytes for job in jobs), unit="B", unit_scale=True
+      total=total, initial=done, unit="B", unit_scale=True
   ) as progress:
-    progress.update(progress.total - sum(job.num_bytes for job in todo))
     for index in run(todo, workers) if todo else ():
       progress.update(jobs[index].num_bytes)
 
@@ -137,7 +144,7 @@ def _locked(folder: pathlib.Path):
 
 
 def _write_settings(folder: pathlib.Path, settings: dict[str, Any]) -> None:
-  """Writes the settings into an empty folder, or compares with those there.
+  """Writes the settings, or compares with those of shards already there.
 
   Raises:
     ConfigError: the folder is of something else, or of other settings.
@@ -153,13 +160,44 @@ def _write_settings(folder: pathlib.Path, settings: dict[str, Any]) -> None:
       )
     shard.write_json(file, settings)
   before = shard.read_json(file)
-  for name, value in settings.items():
-    # A tokenizer is known by its fingerprint: its file may have moved.
-    if name != "tokenizer" and before.get(name) != value:
-      raise ConfigError(
-          f"{name}={value!r} must be {before.get(name)!r}, with which"
-          f" out={str(folder)!r} was begun; else give another out"
-      )
+  # A tokenizer is known by its fingerprint: its file may have moved.
+  changed = [
+      name
+      for name, value in settings.items()
+      if name != "tokenizer" and before.get(name) != value
+  ]
+  if not changed:
+    return
+  if not (folder / shard.MANIFEST).exists() and not any(
+      folder.glob("shard-*.json")
+  ):
+    for path in folder.glob("shard-*"):
+      path.unlink()  # of a shard that was not committed
+    shard.write_json(file, settings)
+    return
+  name = changed[0]
+  renamed = settings["tokenizer"] != before.get("tokenizer")
+  if name == "tokenizer_fingerprint" and renamed:
+    name = "tokenizer"  # It says more.
+  raise ConfigError(
+      f"{name}={settings[name]!r} must be {before.get(name)!r}, with which"
+      f" out={str(folder)!r} was begun: give the same settings, another --out,"
+      f" or delete {folder}"
+  )
+
+
+def _keep_tokenizer(
+    folder: pathlib.Path, tokenizer: tokenizers.Tokenizer
+) -> str:
+  """Copies a tokenizer that is a file; returns the name that workers load."""
+  file = folder / shard.TOKENIZER
+  if not isinstance(tokenizer, tokenizers.JsonTokenizer):
+    # One may be left of other settings, of which no shard was written.
+    file.unlink(missing_ok=True)
+    return tokenizer.name
+  with shard.new_file(file) as temporary:
+    shutil.copyfile(tokenizer.name, temporary)
+  return str(file)
 
 
 def _check_no_more_shards(

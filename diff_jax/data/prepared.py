@@ -118,6 +118,20 @@ class PreparedCorpus:
 
 
 def _read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+  if not folder.is_dir():
+    raise ConfigError(
+        f"{folder} must be a folder of diff-jax prepare: there is none"
+    )
+  if not (folder / shards.MANIFEST).exists():
+    if (folder / shards.SETTINGS).is_file():
+      raise ConfigError(
+          f"{folder} is not prepared to the end: run the same diff-jax prepare"
+          " command again, it continues"
+      )
+    raise ConfigError(
+        f"{folder} must be a folder of diff-jax prepare: it has no"
+        f" {shards.MANIFEST}"
+    )
   try:
     manifest = shards.read_json(folder / shards.MANIFEST)
     version = manifest["format_version"]
@@ -140,7 +154,8 @@ def _check_size(folder: pathlib.Path, file: dict[str, Any]) -> None:
     size_bytes = path.stat().st_size
   except OSError as error:
     raise ConfigError(
-        f"{path} is missing ({error.strerror}): restore it, or {_REPAIR}"
+        f"{path} is missing ({error.strerror}): restore it, or give the"
+        " diff-jax prepare command again"
     ) from error
   if size_bytes != file["size_bytes"]:
     raise ConfigError(

@@ -49,7 +49,8 @@ class Text:
   )
   cross_documents: bool = False  # whether attention and positions cross borders
   # Length up-sampling per corpus (Fu et al. 2024, arXiv 2402.10171): the share
-  # of the rows with documents longer than long_tokens; None: as it is.
+  # of each corpus's rows with documents longer than long_tokens, so that every
+  # corpus must have longer and shorter ones; None: as it is.
   long_share: float | None = None
   long_tokens: int = 4096
   eval_path: str | None = None  # all of it is the eval split
@@ -219,9 +220,12 @@ class Text:
       ):
         if not len(group.starts):
           raise ConfigError(
-              f"data.long_share={self.long_share} must be None:"
+              f"data.long_share={self.long_share} is per corpus:"
               f" {corpus.describe()['name']} has no document {which}"
-              f" data.long_tokens={self.long_tokens} in the train split"
+              f" data.long_tokens={self.long_tokens} in the train split; give"
+              " another data.long_tokens: its documents have"
+              f" {spans.lengths.min() - 1:,} to {spans.lengths.max() - 1:,}"
+              " tokens"
           )
         parts.append((corpus, group, weight * share))
     by_size = (

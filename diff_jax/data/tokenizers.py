@@ -264,7 +264,8 @@ def train_bpe(
   """
   if vocab_size < 257:
     raise ConfigError(
-        f"{vocab_size=} must be at least 257: the bytes and a separator"
+        f"--train-bpe={vocab_size} must be at least 257: the bytes and a"
+        " separator"
     )
   tokenizers = _import_tokenizers(f"training a BPE of {vocab_size=}")
   byte_level = tokenizers.pre_tokenizers.ByteLevel

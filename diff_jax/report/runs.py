@@ -74,6 +74,16 @@ class Run:
     return str(self.config.get("experiment") or self.folder.name)
 
   @property
+  def corpus(self) -> str:
+    """What text the run reads and as which tokens; empty: a task without."""
+    corpus = self.info.get("corpus") or {}
+    if "sha256" not in corpus:
+      return ""
+    tokenizer = str(corpus.get("tokenizer", "bytes"))
+    words = f"{corpus.get('name')} as {Path(tokenizer).name}"
+    return f"{words} ({corpus['sha256'][:8]})"
+
+  @property
   def finished(self) -> bool:
     """Whether every seed has reached its last step."""
     seeds = self.config.get("seeds") or ()
@@ -167,18 +177,26 @@ def read(folder: str | Path) -> Run:
 def acts(runs: Sequence[Run]) -> list[Act]:
   """Groups runs by experiment, then by arm, in order of appearance.
 
-  The arms of the 2x2 come first and in their own order.
+  Losses on other text, or in nats per other tokens, cannot be compared: such
+  runs are acts of their own. The arms of the 2x2 come first and in their own
+  order.
   """
+  by_act = {}
+  for run in runs:
+    by_act.setdefault((run.experiment, run.corpus), []).append(run)
+  experiments = [experiment for experiment, _ in by_act]
   result = []
-  for experiment in dict.fromkeys(run.experiment for run in runs):
-    chosen = [run for run in runs if run.experiment == experiment]
+  for (experiment, corpus), chosen in by_act.items():
     arms = [
         arm
         for name in dict.fromkeys(run.arm for run in chosen)
         for arm in _split([run for run in chosen if run.arm == name])
     ]
     arms.sort(key=_rank)
-    result.append(Act(experiment, tuple(arms), chosen[0].settings))
+    name = experiment
+    if experiments.count(experiment) > 1:
+      name = f"{experiment}, {corpus}" if corpus else experiment
+    result.append(Act(name, tuple(arms), chosen[0].settings))
   return result
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from diff_jax.config import ConfigError
-from diff_jax.data import corpus, engines, prepare, shard, tokenizers
+from diff_jax.data import corpus, prepare, tokenizers
 from diff_jax.data.documents import Document, Format, Skipped
 from diff_jax.data.prepared import PreparedCorpus
 
@@ -35,14 +35,6 @@ def stream_of(texts) -> np.ndarray:
   """The definition, with bytes: a separator before each text and at the end."""
   ids = [i for text in texts for i in (256, *text.encode())]
   return np.array([*ids, 256], np.int32)
-
-
-@pytest.fixture
-def serial(monkeypatch):
-  """Writes shards in this process: a pool of processes takes seconds."""
-  monkeypatch.setattr(
-      engines, "on_processes", lambda jobs, _: map(shard.write, jobs)
-  )
 
 
 @pytest.fixture
@@ -207,7 +199,8 @@ def test_what_a_damaged_folder_says(folder):
     (path / "manifest.json").write_text(json.dumps(manifest))
 
   name = "shard-00001.arrayrecord"
-  refused(lambda d: (d / name).unlink(), f"{name} is missing")
+  restore = "is missing .*: restore it, or give the diff-jax prepare command"
+  refused(lambda d: (d / name).unlink(), f"{name} {restore} again$")
   refused(lambda d: truncate(d / name), f"{name} has .* bytes, the manifest")
   refused(lambda d: truncate(d / "starts.npy"), "starts.npy has .* bytes")
   refused(lambda d: (d / "starts.npy").unlink(), "starts.npy is missing")

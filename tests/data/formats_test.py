@@ -251,3 +251,22 @@ def test_formats_that_cannot_be(field, value, must):
   with pytest.raises(ConfigError, match=f"^{field}={value!r} {must}".replace(
       "\\", "\\\\")):  # fmt: skip
     Format(**{field: value})
+
+
+def test_a_file_that_is_no_corpus_is_refused_unless_in_a_folder(tmp_path):
+  for name in ("a.csv", "b.PDF", "c.html.gz"):
+    (tmp_path / name).write_bytes(b"a,b\n")
+    assert_refused(
+        tmp_path / name,
+        r"path='PATH' must be .txt, .jsonl\(.gz,.zst\), .parquet,"
+        r" .array_record or .tfrecord: convert it first",
+    )
+  (tmp_path / "c.html.gz").unlink()
+  assert read(tmp_path) == ["a,b\n"] * 2
+
+
+def test_a_text_file_of_white_space_is_empty(tmp_path):
+  (tmp_path / "a.txt").write_text(" \n\t\n")
+  (tmp_path / "b.txt").write_text(" b\n---\n \n---\n")
+  assert read(tmp_path, Format(separator="---")) == [" b"]
+  assert read(tmp_path / "a.txt") == []

@@ -17,7 +17,6 @@ import time
 import numpy as np
 import pytest
 
-from diff_jax import cli
 from diff_jax.config import ConfigError, RunError
 from diff_jax.data import encoding, engines, prepare, shard, tokenizers
 from diff_jax.data.documents import Document, Format, find_pieces
@@ -51,14 +50,6 @@ def prepare_serially(source, out, **changes):
       **changes,
   }
   return prepare.prepare(source, out=out, **settings)
-
-
-@pytest.fixture
-def serial(monkeypatch):
-  """Writes shards in this process: a pool of processes takes seconds."""
-  monkeypatch.setattr(
-      engines, "on_processes", lambda jobs, _: map(shard.write, jobs)
-  )
 
 
 def command(source, out, *arguments) -> list[str]:
@@ -162,7 +153,10 @@ def test_another_setting_is_refused_by_name(tmp_path, serial):
   before = contents(out)
   for changes, message in (
       ({"piece_bytes": 500}, "piece_bytes=500 must be 400"),
-      ({"tokenizer": str(tmp_path / "other.json")}, "tokenizer_fingerprint="),
+      (
+          {"tokenizer": str(tmp_path / "other.json")},
+          "other.json' must be 'bytes'",
+      ),
       ({"format": Format("t")}, "text_field='t' must be 'text'"),
       ({"format": Format(on_bad_line="skip")}, "on_bad_line='skip'"),
       ({"format": Format(separator="-")}, "separator='-' must be ''"),
@@ -272,45 +266,3 @@ def test_documents_are_read_as_they_are_needed(monkeypatch):
   encoded = encoding.encode(documents(), tokenizers.BytesTokenizer())
   next(encoded)
   assert len(read) == 3
-
-
-def test_the_command_prepares_verifies_and_says_what(tmp_path, serial, capsys):
-  source, out = tmp_path / "corpus.jsonl", tmp_path / "out"
-  source.write_text('{"t": "abc"}\n{"t": 1}\n{"t": "de"}\n')
-  line = [f"--source={source}", f"--out={out}", "--tokenizer=bytes"]
-  line.append("--text-field=t")
-  assert cli.main(["prepare", *line]) == 2
-  assert "corpus.jsonl:2: field 't' must be" in capsys.readouterr().err
-  line[1] += "2"
-  assert cli.main(["prepare", *line, "--on-bad-line=skip"]) == 0
-  said = capsys.readouterr()
-  start = "documents 2, tokens 7, bytes 5, shards 1, skipped 1, sha256 "
-  assert said.out.splitlines()[-1].startswith(start)
-  assert "100%" in said.err
-  assert cli.main(["prepare", "--verify", f"--out={out}2"]) == 0
-  assert start in capsys.readouterr().out
-  assert cli.main(["prepare", "--verify", f"--out={out}"]) == 2
-  assert "must be the manifest" in capsys.readouterr().err
-
-
-def test_the_command_trains_a_tokenizer_that_it_takes(tmp_path, serial, capsys):
-  source = write_corpus(tmp_path / "source", 30)
-  file, out = tmp_path / "own.json", tmp_path / "out"
-  line = ["prepare", f"--source={source}"]
-  assert cli.main([*line, "--train-bpe=270", f"--out={file}"]) == 0
-  assert "270 ids" in capsys.readouterr().out
-  assert cli.main([*line, f"--tokenizer={file}", f"--out={out}"]) == 0
-  tokens = json.loads((out / "manifest.json").read_text())["totals"]["tokens"]
-  assert (
-      0 < tokens < sum(p.stat().st_size for p in pathlib.Path(source).iterdir())
-  )
-  capsys.readouterr()
-  for extra, message in (
-      ([f"--out={out}"], "one of tokenizer"),
-      ([f"--out={out}", "--tokenizer=bytes", "--train-bpe=300"], "one of tok"),
-      ([f"--out={out}", "--tokenizer=no_such_name"], "tokenizer='no_such_nam"),
-  ):
-    assert cli.main([*line, *extra]) == 2
-    assert message in capsys.readouterr().err
-  assert cli.main(["prepare", "--tokenizer=bytes", f"--out={out}"]) == 2
-  assert "--source=PATH" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def test_offline_and_not_cached(tmp_path, monkeypatch):
 
 
 def test_what_train_bpe_refuses(tmp_path):
-  with pytest.raises(ConfigError, match="vocab_size=256 must be at least 257"):
+  with pytest.raises(ConfigError, match="train-bpe=256 must be at least 257"):
     train_bpe([], 256, tmp_path / "a.json")
   (tmp_path / "file").touch()
   with pytest.raises(ConfigError, match="out=.* cannot be written: "):

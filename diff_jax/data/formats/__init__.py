@@ -23,6 +23,21 @@ BINARY = {
     ".tfrecords": TFRecord(),
 }
 
+# What people have as files of their own, and what must not be read as text.
+NO_TEXT = (".csv", ".tsv", ".pdf", ".docx", ".xlsx", ".html", ".zip")
+
+
+def check_suffix(path: str) -> None:
+  """Raises a ConfigError if a file's suffix says that it is no corpus."""
+  stem, suffix = os.path.splitext(path.lower())
+  if suffix in COMPRESSIONS:
+    suffix = os.path.splitext(stem)[1]
+  if suffix in NO_TEXT:
+    raise ConfigError(
+        f"{path=} must be .txt, .jsonl(.gz,.zst), .parquet, .array_record or"
+        " .tfrecord: convert it first"
+    )
+
 
 def reader_of(path: str) -> Reader:
   """The reader of a file; what has no known suffix is text.
@@ -42,3 +57,8 @@ def reader_of(path: str) -> Reader:
         f"{path}: must not be compressed as a whole: decompress it first"
     )
   return BINARY[suffix]
+
+
+def is_text(path: str) -> bool:
+  """Whether a file is read as text, which a separator can cut."""
+  return isinstance(reader_of(path), TextFile)

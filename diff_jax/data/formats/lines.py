@@ -97,6 +97,8 @@ class JsonLines(_Lines):
 class TextFile(_Lines):
   """UTF-8 text: one document, or those between the separator lines.
 
+  A document of white space only is none.
+
   The line break before a separator line belongs to the separator. A document
   belongs to the span that holds the first byte of the separator before it, and
   the first one to the span that holds the file's first byte.
@@ -141,7 +143,8 @@ class TextFile(_Lines):
   def text(self, record: tuple[int, bytes], format: base.Format) -> str:
     del format
     first_byte, data = record
-    return base.decode(data, "the file", first_byte)
+    text = base.decode(data, "the file", first_byte)
+    return "" if text.isspace() else text
 
   def locate(self, path: str, place: str) -> str:
     del place  # The message has the byte.
