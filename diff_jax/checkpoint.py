@@ -13,7 +13,6 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import shutil
 import sys
 import time
@@ -30,11 +29,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from diff_jax.config import RunError
+from diff_jax.storage_errors import FATAL_ERRNOS, error_number, one_line
 
-# Waiting does not mend these: the folder is gone, or not ours to write.
-FATAL_ERRNOS = frozenset(
-    {errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.EACCES, errno.EPERM}
-)
 # Between attempts to save when there is no more step to try again after.
 LAST_WAITS_S = (1, 2, 4, 8, 15)
 # Orbax logs tracebacks of what it also raises, and we tell in a line.
@@ -154,7 +150,7 @@ class Checkpoints:
         if wait_s is None:
           raise RunError(
               f"{self.folder}: step {step} could not be saved:"
-              f" {_one_line(error)}. The last checkpoint is of step"
+              f" {one_line(error)}. The last checkpoint is of step"
               f" {self._manager.latest_step()}; mend the cause and give the"
               " same command again."
           ) from error
@@ -205,7 +201,7 @@ class Checkpoints:
     fatal = FATAL_ERRNOS - {errno.ENOENT}
     if code in fatal or not self.folder.exists():
       raise RunError(
-          f"{self.folder} can no longer be written: {_one_line(error)}."
+          f"{self.folder} can no longer be written: {one_line(error)}."
       ) from error
     for path in self.folder.glob("*.orbax-checkpoint-tmp"):
       shutil.rmtree(path, ignore_errors=True)
@@ -216,7 +212,7 @@ class Checkpoints:
       self._retry_step = step + min(2 ** (self._failures - 1), self.every_steps)
     _say(
         f"{self.folder.name}: a checkpoint could not be saved, training goes"
-        f" on: {_one_line(error)}"
+        f" on: {one_line(error)}"
     )
 
   def restore(
@@ -240,7 +236,7 @@ class Checkpoints:
       try:
         state = self._read(step, abstract_state, iterator)
       except Exception as error:
-        damaged[step] = _one_line(error)
+        damaged[step] = one_line(error)
         continue
       for bad_step, reason in damaged.items():
         self._set_aside(bad_step, reason)
@@ -288,27 +284,6 @@ def _numbered(path: epath.Path) -> Iterator[epath.Path]:
 
 def _say(message: str) -> None:
   print(f"\n{message}", file=sys.stderr, flush=True)
-
-
-def _one_line(error: Exception) -> str:
-  """The end of an error that matters: without TensorStore's specification."""
-  text = " ".join(str(error).split()) or type(error).__name__
-  text = text.split(" See full TensorStore details")[0]
-  return text if len(text) <= 300 else text[:140] + " ... " + text[-140:]
-
-
-def error_number(error: BaseException | None) -> int | None:
-  """The operating system's number of an error, also of TensorStore's."""
-  while error is not None:
-    if isinstance(error, OSError) and error.errno:
-      return error.errno
-    if isinstance(error, TimeoutError):  # also when the clock jumps
-      return errno.ETIMEDOUT
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    if found:
-      return int(found[1])
-    error = error.__cause__ or error.__context__
-  return None
 
 
 def bit_sums(state) -> list[int]:

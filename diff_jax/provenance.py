@@ -9,9 +9,15 @@ import pathlib
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+
+from diff_jax import flops, transformer
+from diff_jax.attention import arm_label
+from diff_jax.config import Config
+from diff_jax.data.source import Source
 
 PACKAGES = (
     "diff_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain",
@@ -49,3 +55,29 @@ def provenance() -> dict[str, Any]:
       "device": f"{device.device_kind} x{jax.device_count()}",
       "cpu_count": os.cpu_count(),
   }  # fmt: skip
+
+
+def describe(
+    config: Mapping[str, Any], settings: Config, source: Source
+) -> dict[str, Any]:
+  """What run.json says before the first step."""
+  cost = flops.train_flops_per_token(settings.model, source.seq_len)
+  return provenance() | {
+      "config": config,
+      "last_step": settings.train.last_step,
+      "arm": settings.train.arm or arm_label(settings.model),
+      "parameters": transformer.num_parameters(settings.model),
+      "flops_per_token": sum(cost.values()),
+      "attention_flops_share": cost["maps"] / sum(cost.values()),
+      "baselines": source.baselines(),
+      "corpus": source.corpus() if hasattr(source, "corpus") else None,
+  }
+
+
+def print_corpus(corpus: Mapping[str, Any]) -> None:
+  documents = corpus["documents"]
+  print(
+      f"data: {corpus['name']}, {documents:,} document{'s' * (documents != 1)},"
+      f" {corpus['bytes']:,} bytes, sha256 {corpus['sha256'][:16]}...",
+      file=sys.stderr,
+  )

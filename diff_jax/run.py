@@ -22,10 +22,10 @@ from typing import Any
 
 import jax
 
-from diff_jax.checkpoint import FATAL_ERRNOS
 from diff_jax.config import ConfigError, RunError
 from diff_jax.metrics import Clock, Writer, plain, read_metrics
 from diff_jax.provenance import provenance
+from diff_jax.storage_errors import FATAL_ERRNOS
 
 METRICS = "metrics.jsonl"
 

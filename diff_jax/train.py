@@ -12,14 +12,13 @@ import functools
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from ml_collections import config_dict
 
-from diff_jax import flops, transformer
-from diff_jax.attention import arm_label
+from diff_jax import flops
 from diff_jax.checkpoint import Checkpoints, on_mesh
 from diff_jax.config import Config, ConfigError, ModelConfig, parse
 from diff_jax.data import make_source
@@ -29,7 +28,7 @@ from diff_jax.evaluators import Evaluation, make_evaluators
 from diff_jax.metrics import StepLog, TensorBoard, WeightsAndBiases
 from diff_jax.optimizer import make_optimizer
 from diff_jax.profile import Profile
-from diff_jax.provenance import provenance
+from diff_jax.provenance import describe, print_corpus
 from diff_jax.resume import check_not_past, check_same_data, check_same_run
 from diff_jax.run import Lock, Run, read_description
 from diff_jax.sharding import check_fits, make_mesh, put_batch
@@ -125,32 +124,6 @@ def check_source(model: ModelConfig, source: Source) -> None:
           f"model.{name}={size} must be at least {needed}, which"
           f" {getattr(source, 'vocabulary', f'data {source.name!r}')} needs."
       )
-
-
-def describe(
-    config: Mapping[str, Any], settings: Config, source: Source
-) -> dict[str, Any]:
-  """What run.json says before the first step."""
-  cost = flops.train_flops_per_token(settings.model, source.seq_len)
-  return provenance() | {
-      "config": config,
-      "last_step": settings.train.last_step,
-      "arm": settings.train.arm or arm_label(settings.model),
-      "parameters": transformer.num_parameters(settings.model),
-      "flops_per_token": sum(cost.values()),
-      "attention_flops_share": cost["maps"] / sum(cost.values()),
-      "baselines": source.baselines(),
-      "corpus": source.corpus() if hasattr(source, "corpus") else None,
-  }
-
-
-def print_corpus(corpus: Mapping[str, Any]) -> None:
-  documents = corpus["documents"]
-  print(
-      f"data: {corpus['name']}, {documents:,} document{'s' * (documents != 1)},"
-      f" {corpus['bytes']:,} bytes, sha256 {corpus['sha256'][:16]}...",
-      file=sys.stderr,
-  )
 
 
 def make_writers(settings: Config, lock: Lock, description):

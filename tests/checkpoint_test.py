@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diff_jax import checkpoint, config
+from diff_jax import checkpoint, config, storage_errors
 from diff_jax.data.pipeline import make_iterator
 from diff_jax.data.recall import Recall
 
@@ -291,7 +291,7 @@ def test_the_last_save_waits_for_room_then_gives_up(
 
 
 @pytest.mark.parametrize(
-    "code", sorted(checkpoint.FATAL_ERRNOS - {errno.ENOENT})
+    "code", sorted(storage_errors.FATAL_ERRNOS - {errno.ENOENT})
 )
 def test_a_folder_that_cannot_be_written_ends_the_run(
     tmp_path, monkeypatch, code

@@ -2,9 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings and fixtures that every test shares: eight fake CPU devices."""
 
-import os
+# The environment comes before jax.
+# ruff: noqa: E402
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # Child processes inherit it.
+import atexit
+import os
+import shutil
+import tempfile
+
+# Child processes inherit these. What one test or child compiled the next finds.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+COMPILED = tempfile.mkdtemp(prefix="diff_jax_compiled_")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 
 import jax
 import jaxtyping

@@ -6,7 +6,6 @@ experiments/reliability does it to real processes, by the dozen.
 """
 
 import ast
-import contextlib
 import json
 import pathlib
 import signal
@@ -14,7 +13,6 @@ import signal
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import diff_jax
 from diff_jax import config, metrics, run, train
@@ -24,29 +22,6 @@ from diff_jax.flags import load_config_file
 from diff_jax.watch import Watch
 
 PACKAGE = pathlib.Path(diff_jax.__file__).parent
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_once(tmp_path_factory):
-  """What one test compiled the next one finds."""
-  folder = tmp_path_factory.mktemp("cache")
-  with jax_settings(
-      jax_compilation_cache_dir=str(folder),
-      jax_persistent_cache_min_compile_time_secs=0.0,
-  ):
-    yield folder
-
-
-@contextlib.contextmanager
-def jax_settings(**values):
-  before = {name: getattr(jax.config, name) for name in values}
-  for name, value in values.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
 
 
 def train_on_one(settings, workdir, **options):
