@@ -9,7 +9,7 @@ differential attention and the Transformer differ visibly, and the demo's.
   diff-jax sweep configs/recall.py          the 2x2 {one map, two} x {norm, no}
   diff-jax train --config=configs/recall.py --workdir=DIR       DIFF, all seeds
 
-Cost: 0.6 TFLOP a run and seed; the sweep is about 3 minutes on 2 CPU cores.
+Cost: 0.6 TFLOP a run and seed; the sweep is about 2 minutes on 2 CPU cores.
 Expect: DIFF about 0.15 above the Transformer in accuracy over steps 101-120,
 which it passes 90 % some 40 steps before; every arm at 1.00 in the end: a
 difference in learning speed. The initialisation is that of the official code's

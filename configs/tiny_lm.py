@@ -11,7 +11,7 @@ The text is about 60 modules of the running Python's own standard library, so
 that nothing is downloaded; PATH is a file or folder of text, jsonl or parquet.
 0.38 M parameters, 1.6 M tokens, half an epoch.
 
-Cost: 4.5 TFLOP, about 90 seconds on 2 CPU cores. Expect about 1.6 nats per byte
+Cost: 4.5 TFLOP, about 45 seconds on 2 CPU cores. Expect about 1.6 nats per byte
 on unseen packages: below a bigram model (2.41), above xz (1.26). One seed of a
 model this small says nothing about DIFF against the Transformer.
 """
