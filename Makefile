@@ -28,6 +28,12 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	. $(VENV)/bin/activate && ruff check . && pyink --check -q .
 
+# The kernels compiled for every TPU on a machine without one; needs the extra
+# `aot`: pip install -e '.[aot]'
+.PHONY: check-tpu
+check-tpu: $(VENV)/.installed
+	. $(VENV)/bin/activate && python -m diff_jax.bench.check_tpu
+
 # Beside PyTorch, which gets an environment of its own. The torch of PyPI brings
 # gigabytes of CUDA on Linux; where pip knows a CPU-only wheel, name it:
 #   make bench-peers PEERS_TORCH=torch==2.13.0+cpu [PEERS_PYTHON=python3.11]

@@ -55,7 +55,8 @@ class ModelConfig:
   scale_residual_init: bool = False  # residual outputs / sqrt(2 num_layers)
   compute_dtype: Literal["float32", "bfloat16"] = "float32"
   remat: Literal["none", "dots", "full"] = "dots"  # what a layer keeps
-  implementation: Literal["xla", "reference"] | None = None  # None: by platform
+  # Of the op; None: xla. mosaic_tpu has not run on a TPU yet.
+  implementation: Literal["xla", "reference", "mosaic_tpu"] | None = None
 
   def __post_init__(self):
     check_fields(self, "model")

@@ -90,7 +90,7 @@ class Attention(nnx.Module):
       norm_eps: of the head norm.
       init: of the projections; see `layers.matrix`.
       output_gain: multiplies the initial output projection.
-      implementation: of the op; None: by platform.
+      implementation: of the op; None: xla.
       shardings: where weights and activations lie; `Shardings()`: no mesh.
       rngs: gives the keys, stream `params`.
 

@@ -14,7 +14,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from diff_jax.bench import DEFAULT_SUITES, SUITES, Options
+from diff_jax.bench import DEFAULT_SUITES, SUITES, Options, static
 from diff_jax.bench.table import Disagreement
 from diff_jax.bench.timing import machine
 from diff_jax.config import ConfigError
@@ -52,12 +52,21 @@ def _parser() -> argparse.ArgumentParser:
       default=Options.peers_python,
       help="a Python with torch and transformers; default: %(default)s",
   )
+  parser.add_argument(
+      "--static",
+      metavar="TOPOLOGY",
+      help="instead: the TPU compiler's schedule of the kernels, e.g."
+      " v5p:2x2x1, without a TPU (pip install 'diff_jax[aot]'); takes minutes",
+  )
   return parser
 
 
 def main(argv: Sequence[str]) -> int:
   """Exit status 1 if the numbers of a suite disagree."""
   arguments = _parser().parse_args(argv)
+  if arguments.static:
+    print(static.run(arguments.static))
+    return 0
   names = arguments.suite.split(",")
   unknown = [name for name in names if name not in SUITES]
   if unknown:

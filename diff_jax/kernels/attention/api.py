@@ -13,26 +13,29 @@ Gradients are first-order and reverse-mode (`jax.grad`, `jax.vjp`); use
 import functools
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
+from absl import logging
 from jaxtyping import Array, Float, Int
 
-from diff_jax.kernels.attention import reference, xla
+from diff_jax.kernels.attention import mosaic_tpu, reference, xla
 from diff_jax.kernels.attention.checks import (
     check_lambda,
     check_masks,
     check_weights,
 )
+from diff_jax.kernels.attention.sharded_call import sharded
 
-type Implementation = Literal["xla", "reference"]
+type Implementation = Literal["mosaic_tpu", "xla", "reference"]
 type SegmentIds = (
     Int[Array, "b t"] | tuple[Int[Array, "b t"], Int[Array, "b s"]]
 )
 type Offset = int | Int[Array, "..."]
 
-IMPLEMENTATIONS = {"xla": xla, "reference": reference}
+IMPLEMENTATIONS = {
+    "mosaic_tpu": mosaic_tpu,
+    "xla": xla,
+    "reference": reference,
+}
 
 
 def attention(
@@ -81,7 +84,8 @@ def attention(
     bias_slopes: ALiBi: adds -bias_slopes[n] * (i - j) to the scores.
     sink: a logit that joins the denominator of each row's softmax.
     return_lse: whether to return (out, lse).
-    implementation: None chooses for the platform.
+    implementation: None is `xla`; `mosaic_tpu` leaves a call that it cannot
+      take to `xla`, and says why in the log, once.
 
   Returns:
     out [b,t,n,e] in q's dtype; with `return_lse` also the log-sum-exp of each
@@ -95,16 +99,10 @@ def attention(
       q, k, v, causal, window, segment_ids, q_offset, kv_offset, scale,
       bias_slopes, sink,
   )  # fmt: skip
-  weights = check_weights(weights, q)
-  backend = _backend(implementation)
-
-  def local(q, k, v, weights, masks):
-    weights = jnp.broadcast_to(weights, q.shape[:-1])
-    if backend is reference:
-      return reference.attention(q, k, v, weights, return_lse=True, **masks)
-    return backend.attention(q, k, v, weights, **masks)
-
-  out, lse = _sharded(local, q, k, v, masks, weights, per_map=False)
+  out, lse = _weighted(
+      q, k, v, check_weights(weights, q), masks, implementation,
+      first_weight_is_one=weights is None,
+  )  # fmt: skip
   return (out, lse) if return_lse else out
 
 
@@ -140,12 +138,12 @@ def parts(
       q, k, v, causal, window, segment_ids, q_offset, kv_offset, scale,
       bias_slopes, sink,
   )  # fmt: skip
-  backend = _backend(implementation)
+  preferred = _preferred(implementation)
 
   def local(q, k, v, masks):
-    return backend.parts(q, k, v, **masks)
+    return _able(preferred, q, k, v, masks).parts(q, k, v, **masks)
 
-  return _sharded(local, q, k, v, masks, per_map=True)
+  return sharded(local, q, k, v, masks, per_map=True)
 
 
 def diff_attention(
@@ -188,25 +186,41 @@ def diff_attention(
     ValueError: as `attention`, or if q does not have two maps.
   """
   lam = check_lambda(q, lam)
-  return attention(
-      q,
-      k,
-      v,
-      jnp.stack([jnp.ones_like(lam), -lam], axis=-1),
-      causal=causal,
-      window=window,
-      segment_ids=segment_ids,
-      q_offset=q_offset,
-      kv_offset=kv_offset,
-      scale=scale,
-      bias_slopes=bias_slopes,
-      sink=sink,
-      return_lse=return_lse,
-      implementation=implementation,
+  masks = check_masks(
+      q, k, v, causal, window, segment_ids, q_offset, kv_offset, scale,
+      bias_slopes, sink,
+  )  # fmt: skip
+  weights = check_weights(jnp.stack([jnp.ones_like(lam), -lam], axis=-1), q)
+  out, lse = _weighted(
+      q, k, v, weights, masks, implementation, first_weight_is_one=True
   )
+  return (out, lse) if return_lse else out
 
 
-def _backend(implementation):
+def _weighted(q, k, v, weights, masks, implementation, *, first_weight_is_one):
+  """Checked arguments to (out, lse)."""
+  preferred = _preferred(implementation)
+
+  def local(q, k, v, weights, masks):
+    backend = _able(preferred, q, k, v, masks)
+    weights = jnp.broadcast_to(weights, q.shape[:-1])
+    if backend is reference:
+      return reference.attention(q, k, v, weights, return_lse=True, **masks)
+    if backend is mosaic_tpu:
+      masks = masks | dict(first_weight_is_one=first_weight_is_one)
+    return backend.attention(q, k, v, weights, **masks)
+
+  return sharded(local, q, k, v, masks, weights, per_map=False)
+
+
+# Implementations.
+
+
+def _preferred(implementation):
+  """The implementation asked for; XLA unless one is.
+
+  The TPU kernel becomes the choice of its platform once it has run on one.
+  """
   if implementation is None:
     return xla
   if implementation not in IMPLEMENTATIONS:
@@ -216,96 +230,16 @@ def _backend(implementation):
   return IMPLEMENTATIONS[implementation]
 
 
-# Sharding.
+def _able(preferred, q, k, v, masks):
+  """`preferred`, or XLA for a call that it cannot take."""
+  if preferred is mosaic_tpu:
+    reason = mosaic_tpu.unsupported(q, k, v, **masks)
+    if reason is not None:
+      _log_once(f"attention runs as plain XLA, not as a TPU kernel: {reason}")
+      return xla
+  return preferred
 
 
-def _sharded(local, q, k, v, masks, *weights, per_map: bool):
-  """Calls `local` on each device's batch and heads.
-
-  Only an explicit mesh says at trace time how arrays are laid out; on other
-  meshes, and without one, XLA partitions the call like any other code.
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  static = {name: masks.pop(name) for name in ("causal", "window", "scale")}
-  local = functools.partial(_call, local, static)
-  if AxisType.Explicit not in mesh.axis_types:
-    return local((q, k, v, *weights), masks)
-  batch, length, heads = (*jax.typeof(q).sharding.spec, None, None, None)[:3]
-  if _axis_size(mesh, length) > 1:
-    raise ValueError(
-        f"q is sharded as {jax.typeof(q).sharding.spec}: its length (axis 1)"
-        " must not be sharded."
-    )
-  kv_heads = k.shape[2]
-  shards = _axis_size(mesh, heads)
-  if kv_heads % shards:
-    raise ValueError(
-        f"k.shape={k.shape} has {kv_heads} kv heads, which must be a multiple"
-        f" of the {shards} devices that q's heads are sharded over."
-    )
-
-  def rows(x, *rest):
-    return P(batch if x.shape[0] > 1 else None, *rest)
-
-  specs = dict.fromkeys(masks)
-  specs["q_offset"], specs["kv_offset"] = (
-      rows(x) if x.ndim else P()
-      for x in (masks["q_offset"], masks["kv_offset"])
-  )
-  if masks["segment_ids"] is not None:
-    specs["segment_ids"] = (P(batch, None), P(batch, None))
-  if masks["bias_slopes"] is not None:
-    specs["bias_slopes"] = P(heads)
-  if masks["sink"] is not None:
-    specs["sink"] = P(heads, None)
-  of_heads = P(batch, None, heads, None)
-  of_maps = P(batch, None, heads, None, None)
-  weight_specs = tuple(
-      rows(w, None, heads if w.shape[2] > 1 else None, None) for w in weights
-  )
-  in_specs = ((of_maps, of_maps, of_heads, *weight_specs), specs)
-  arguments = ((q, k, v, *weights), masks)
-  # An assertion for arrays that already lie as `in_specs` say.
-  arguments = jax.tree.map(
-      lambda spec, x: jax.reshard(x, spec),
-      in_specs,
-      arguments,
-      is_leaf=lambda x: isinstance(x, P),
-  )
-  return jax.shard_map(
-      local,
-      in_specs=in_specs,
-      out_specs=(of_maps if per_map else of_heads, of_heads),
-  )(*arguments)
-
-
-def _call(local, static, arrays, masks):
-  arrays, masks = _vary((arrays, masks))
-  return local(*arrays, masks | static)
-
-
-def _axis_size(mesh, axes) -> int:
-  if axes is None:
-    return 1
-  axes = (axes,) if isinstance(axes, str) else axes
-  size = 1
-  for axis in axes:
-    size *= mesh.shape[axis]
-  return size
-
-
-def _vary(arguments):
-  """Marks what is equal on several devices as varying over them.
-
-  The transpose of this cast is the sum over those devices, so that the
-  gradients of lambda, slopes and sinks come out whole.
-  """
-  varying = set()
-  for x in jax.tree.leaves(arguments):
-    varying |= jax.typeof(x).manual_axis_type.varying
-
-  def cast(x):
-    missing = varying - jax.typeof(x).manual_axis_type.varying
-    return jax.lax.pcast(x, tuple(sorted(missing)), to="varying")
-
-  return jax.tree.map(cast, arguments)
+@functools.cache
+def _log_once(message: str):
+  logging.warning(message)

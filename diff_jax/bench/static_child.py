@@ -1,0 +1,293 @@
+# Copyright 2026 The diff_jax Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The child's side of `static.py`: compiles a row's kernels and reads them."""
+
+import collections
+import itertools
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import PartitionSpec as P
+
+from diff_jax import layers
+from diff_jax.bench import bundles
+from diff_jax.bench.check_tpu_child import kernels_by_computation
+from diff_jax.kernels.attention import api, two_call
+
+LENGTH = 4096  # several tiles of the largest size
+PAIRS = 512 * 512  # that a cost is for
+D_MODEL = 3072  # of the layer whose memory traffic is counted
+
+
+class Chip(NamedTuple):
+  mxu_edge: int
+  mxus: int
+  rows_a_cycle: int  # of one MXU
+
+
+CHIPS = {
+    "v5e": Chip(128, 4, 1),
+    "v5p": Chip(128, 4, 1),
+    "v6e": Chip(256, 2, 2),
+    "tpu7x": Chip(256, 2, 2),
+}
+
+
+class Row(NamedTuple):
+  implementation: str
+  maps: int  # of a head
+
+
+ROWS = {
+    "fused diff": Row("mosaic_tpu", 2),
+    "fused softmax": Row("mosaic_tpu", 1),
+    "splash softmax": Row("two_call", 1),
+    "splash two calls": Row("two_call", 2),
+}
+# Rows of queries, of keys, and of keys in one product.
+TILES = (
+    (512, 512, 512),
+    (512, 1024, 256),
+    (1024, 1024, 256),
+    (1024, 1024, 512),
+)
+
+
+def _two_call(tiles, q, k, v, weights):
+  forward, backward = (two_call.Tile(*x) for x in tiles)
+  out, _ = two_call.attention(
+      q, k, v, weights, tile=forward, backward_tile=backward
+  )
+  return out
+
+
+def _mosaic_tpu(tiles, q, k, v, weights):
+  from diff_jax.kernels.attention import block_sizes, mosaic_tpu
+
+  sizes = tuple(
+      block_sizes.BlockSizes(
+          q=block_q, kv=block_kv, q_compute=compute, kv_compute=compute
+      )
+      for block_q, block_kv, compute in tiles
+  )
+  out, _ = mosaic_tpu.attention(
+      q, k, v, weights, first_weight_is_one=True, block_sizes=sizes
+  )
+  return out
+
+
+ATTENTION = {"two_call": _two_call, "mosaic_tpu": _mosaic_tpu}
+
+
+def rows() -> list[str]:
+  """Names of the rows whose implementation exists."""
+  known = {"two_call", *api.IMPLEMENTATIONS}
+  return [name for name, row in ROWS.items() if row.implementation in known]
+
+
+class Call(NamedTuple):
+  """One row's attention at one size."""
+
+  row: Row
+  h: int
+  tiles: tuple[tuple[int, ...], tuple[int, ...]]  # forward, backward
+
+  @property
+  def e(self) -> int:
+    return self.h * self.row.maps
+
+  def __call__(self, q, k, v, weights):
+    return ATTENTION[self.row.implementation](self.tiles, q, k, v, weights)
+
+  def arguments(self, heads: int = 2, t: int = LENGTH):
+    c = self.row.maps
+    return (
+        *[jax.ShapeDtypeStruct((1, t, heads, c, self.h), jnp.bfloat16)] * 2,
+        jax.ShapeDtypeStruct((1, t, heads, self.e), jnp.bfloat16),
+        jax.ShapeDtypeStruct((1, t, heads, c), jnp.float32),
+    )
+
+  def floor_rows(self, chip: Chip, pairs: int) -> dict[str, float]:
+    """MXU rows that no schedule of one head's `pairs` goes below, by pass.
+
+    Forward q k and p v; backward, in one kernel, scores again, dq and dk for
+    each map, dP and dv once.
+    """
+    key, value = (-(-x // chip.mxu_edge) for x in (self.h, self.e))
+    products = {
+        "forward": self.row.maps * (key + value),
+        "backward": self.row.maps * 3 * key + 2 * value,
+    }
+    rows_a_product = pairs / chip.mxu_edge / chip.mxus
+    return {name: x * rows_a_product for name, x in products.items()}
+
+
+def _compile(function, arguments, mesh):
+  """Compiles for one chip; (executable, abstract result)."""
+  sharding = jax.NamedSharding(mesh, P())
+
+  def place(x):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+  local = jax.shard_map(
+      function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+  )
+  arguments = jax.tree.map(place, arguments)
+  with jax.set_mesh(mesh):
+    traced = jax.jit(local).trace(*arguments)
+    return traced.lower().compile(), traced.out_info
+
+
+def _programs(function, arguments, mesh, folder):
+  """(regions of each kernel that is called, abstract result)."""
+  for file in folder.iterdir():
+    file.unlink()
+  executable, result = _compile(function, arguments, mesh)
+  called = kernels_by_computation(executable.as_text())
+  calls = collections.Counter(itertools.chain(*called.values()))
+  programs = {}
+  for name, regions in bundles.kernels(folder).items():
+    programs.setdefault(name.rsplit(".", 1)[0], []).append(regions)
+  if calls.keys() != programs.keys():
+    raise bundles.ParseError(f"Called: {[*calls]}; dumped: {[*programs]}.")
+  kernels = []
+  for name, number in calls.items():
+    # Equal calls are compiled once.
+    times, rest = divmod(number, len(programs[name]))
+    if rest:
+      raise bundles.ParseError(
+          f"{number} calls of {len(programs[name])} {name}"
+      )
+    kernels += programs[name] * times
+  return kernels, result
+
+
+def _passes(call: Call, mesh, folder):
+  """Regions of the kernels of the forward pass and of the backward pass."""
+  arguments = call.arguments()
+
+  def forward(*arguments):
+    return jax.vjp(call, *arguments)
+
+  first, (out, pullback) = _programs(forward, arguments, mesh, folder)
+  second, _ = _programs(lambda f, x: f(x), (pullback, out), mesh, folder)
+  return {"forward": first, "backward": second}
+
+
+def _costs(call: Call, chip: Chip, mesh, folder) -> dict[str, dict[str, float]]:
+  """Cycles and spills of an interior tile, cycles of a masked one, by pass."""
+  found = {}
+  for index, (name, kernels) in enumerate(_passes(call, mesh, folder).items()):
+    ways = [bundles.ways(kernel) for kernel in kernels]
+    plain, masked = (list(itertools.chain(*x)) for x in zip(*ways, strict=True))
+    pairs = math.prod(call.tiles[index][:2])
+    rows, floor = sum(x.rows for x in plain), call.floor_rows(chip, pairs)[name]
+    if not 0.95 * floor <= rows < 1.95 * floor:
+      raise bundles.ParseError(
+          f"the {name} pass pushes {rows} rows a tile of {call.tiles[index]},"
+          f" where {floor:.0f} are needed: is a loop not unrolled, or a tile"
+          " in the program twice?"
+      )
+    scale = _heads(call) * PAIRS / pairs
+    cycles, worst = (
+        sum(x.cycles(chip.rows_a_cycle) for x in way) for way in (plain, masked)
+    )
+    found[name] = dict(
+        cycles=cycles * scale,
+        masked=worst * scale,
+        spills=sum(x.spills for x in plain) * scale,
+    )
+  return found
+
+
+def _heads(call: Call) -> int:
+  """Heads that are a pair of maps."""
+  return 2 // call.row.maps
+
+
+def _layer(call: Call, mesh) -> dict[str, float]:
+  """MB that a layer reads and writes, and its temporaries, forward+backward.
+
+  The layer is projections, RoPE, attention and output projection, for one
+  sequence of 4,096 tokens, 3,072 wide.
+  """
+  heads, c = D_MODEL // call.e, call.row.maps
+  shapes = dict(
+      q=(D_MODEL, heads, c, call.h),
+      k=(D_MODEL, heads, c, call.h),
+      v=(D_MODEL, heads, call.e),
+      o=(heads, call.e, D_MODEL),
+  )
+  weights = {
+      name: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+      for name, shape in shapes.items()
+  }
+  x = jax.ShapeDtypeStruct((1, LENGTH, D_MODEL), jnp.bfloat16)
+  of_maps = jax.ShapeDtypeStruct((1, 1, 1, c), jnp.float32)
+
+  def layer(x, weights, of_maps):
+    positions = jnp.arange(LENGTH)[None]
+    q, k = (
+        layers.rope(
+            jnp.einsum("btd,dnch->btnch", x, weights[name]),
+            positions,
+            theta=10_000.0,
+            style="half",
+        )
+        for name in "qk"
+    )
+    v = jnp.einsum("btd,dne->btne", x, weights["v"])
+    out = call(q, k, v, jnp.broadcast_to(of_maps, q.shape[:-1]))
+    return jnp.einsum("btne,ned->btd", out, weights["o"])
+
+  def both(x, weights, of_maps, gradient):
+    out, pullback = jax.vjp(layer, x, weights, of_maps)
+    return out, pullback(gradient)
+
+  forward, _ = _compile(layer, (x, weights, of_maps), mesh)
+  whole, _ = _compile(both, (x, weights, of_maps, x), mesh)
+  traffic = [
+      f.cost_analysis()["bytes accessed"] / 1e6 for f in (forward, whole)
+  ]
+  temporaries = whole.memory_analysis().temp_size_in_bytes
+  return dict(
+      forward_mb=traffic[0], both_mb=traffic[1], temp_mb=temporaries / 1e6
+  )
+
+
+def measure(topology: str, name: str, h: int, folder: str) -> dict[str, Any]:
+  """One row at one size: each pass at its cheapest tile, and the layer."""
+  chip, row = CHIPS[topology.partition(":")[0]], ROWS[name]
+  devices = topologies.get_topology_desc(
+      platform="tpu", topology_name=topology
+  ).devices[:1]
+  mesh = jax.make_mesh((1,), ("x",), devices=devices)
+  tried, failed = [], []
+  for tile in TILES:
+    call = Call(row, h, (tile, tile))
+    try:
+      costs = _costs(call, chip, mesh, pathlib.Path(folder))
+    except (
+        ValueError,
+        jax.errors.JaxRuntimeError,
+        bundles.ParseError,
+    ) as error:
+      failed.append(f"tile {tile}: {str(error).strip().splitlines()[0]}")
+      continue
+    tried.append((tile, costs))
+  if not tried:
+    raise RuntimeError("; ".join(failed))
+  result = dict(failed=failed, tried=tried)
+  best = []
+  for name in ("forward", "backward"):
+    tile, costs = min(tried, key=lambda x: x[1][name]["cycles"])
+    floor = call.floor_rows(chip, PAIRS)[name] * _heads(call)
+    result[name] = costs[name] | dict(
+        tile=tile, floor=floor / chip.rows_a_cycle
+    )
+    best.append(tile)
+  return result | _layer(Call(row, h, tuple(best)), mesh)

@@ -1,0 +1,112 @@
+# Copyright 2026 The diff_jax Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the TPU kernels share: static facts, products, small layouts."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from diff_jax.kernels.attention.block_sizes import LANES
+
+LN_2 = math.log(2)
+MASKED_SCORE = -1e30  # Finite: -inf - -inf is not a number.
+# x @ y.T, x @ y and x.T @ y, as the compiler likes them said.
+NT = (((1,), (1,)), ((), ()))
+NN = (((1,), (0,)), ((), ()))
+TN = (((0,), (0,)), ((), ()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """What a kernel knows at trace time. Widths are padded, in lanes."""
+
+  heads: int
+  groups: int  # Query heads of a kv head.
+  maps: int
+  key_maps: int
+  map_width: int  # Of one map; half a register where two maps share it.
+  value_width: int
+  causal: bool
+  window: int | None
+  first_weight_is_one: bool
+  saved_maps: tuple[int, ...]  # Whose outputs the backward pass needs.
+  out_dtype: jnp.dtype
+  vmem_limit_bytes: int
+
+  @property
+  def packed(self) -> bool:
+    """Whether two maps share the 128 lanes of a register.
+
+    A product with the other map's lanes set to zero costs no more than one of
+    half the width, which the hardware would pad; and arrays are half as large.
+    """
+    return self.map_width < LANES
+
+  @property
+  def q_width(self) -> int:
+    return self.maps * self.map_width
+
+  @property
+  def k_width(self) -> int:
+    return self.key_maps * self.map_width
+
+  def q_lanes(self, c: int):
+    """Where map c lies in a head's queries."""
+    if self.packed:
+      return slice(0, self.q_width)
+    return slice(c * self.map_width, (c + 1) * self.map_width)
+
+  def k_lanes(self, c: int):
+    return self.q_lanes(min(c, self.key_maps - 1))
+
+  def select(self, x, c: int):
+    """x with zeros in the lanes of other maps."""
+    if not self.packed:
+      return x
+    lane = lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
+    keep = (lane >= c * self.map_width) & (lane < (c + 1) * self.map_width)
+    return jnp.where(keep, x, jnp.zeros_like(x))
+
+
+def dot(x, y, dimensions):
+  """A product summed in fp32; exact to fp32 for fp32 operands."""
+  precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+  return lax.dot_general(
+      x, y, dimensions, precision=precision,
+      preferred_element_type=jnp.float32,
+  )  # fmt: skip
+
+
+def column(row):
+  """[1, t] -> [t, 1]."""
+  return jnp.broadcast_to(row, (8, row.shape[1])).T[:, :1]
+
+
+def _varying(like) -> frozenset[str]:
+  """The mesh axes that any of some arrays varies over, inside `shard_map`."""
+  axes = (jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(like))
+  return frozenset().union(*axes)
+
+
+def varying_like(x, like):
+  """x, marked as varying over the mesh axes that any of `like` varies over."""
+  missing = _varying(like) - _varying(x)
+  return lax.pcast(x, tuple(sorted(missing)), to="varying")
+
+
+def entry(table_ref, b, step):
+  """Index of a visit of sequence b in a table, which may serve all sequences.
+
+  Index maps do no arithmetic on the place in the grid: in `jax.shard_map` the
+  interpreter knows it as varying over devices, and constants as not.
+  """
+  return (b if table_ref.shape[0] > 1 else 0), step
+
+
+def out_struct(shape, dtype, like) -> jax.ShapeDtypeStruct:
+  """An output that varies over the mesh axes that any of `like` varies over."""
+  axes = jax.sharding.ManualAxisType(varying=_varying(like))
+  return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=axes)
