@@ -3,8 +3,7 @@
 """Attention on TPU by two Pallas kernels, one pass over K and V in each.
 
 Here the public layout becomes the kernels' and the gradient is put together;
-the kernels are in `mosaic_tpu_forward.py` and `mosaic_tpu_backward.py`, and
-README.md says why they are as they are.
+the kernels are in `mosaic_tpu_forward.py` and `mosaic_tpu_backward.py`.
 """
 
 import functools
