@@ -15,7 +15,8 @@ from diff_jax.config import ConfigError, TrainConfig, restore
 from diff_jax.run import read_description
 
 # What may change when a run continues: how long, how often, where, what is told.
-# Not num_steps: the learning rate's schedule depends on it. Where the text lies may change too: `check_same_data` compares what it is.
+# Not num_steps: the learning rate's schedule depends on it. Where the text lies
+# may, as `check_same_data` compares what it is.
 MAY_CHANGE = (
     "stop_after_steps", "seeds", "loss_chunk", "log_every_steps",
     "checkpoint_every_steps", "keep_checkpoints", "mesh", "evaluators",

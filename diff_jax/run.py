@@ -54,7 +54,7 @@ class Lock:
       ) from error
     try:
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
       self._file.seek(0)
       holder = self._file.read().strip() or "another process"
       self._file.close()
@@ -62,6 +62,8 @@ class Lock:
           f"workdir={str(workdir)!r} is being trained by {holder}: choose"
           " another workdir."
       ) from error
+    except OSError as error:  # Some network file systems have no locks.
+      _warn(f"{self.path}: nothing keeps a second run out: {error}")
     try:
       self._file.truncate(0)
       self._file.write(f"process {os.getpid()} on {socket.gethostname()}")

@@ -51,7 +51,7 @@ def init_state(
   return State(model, optimizer.init(model), guard, zero)
 
 
-def watch(
+def judge(
     guard: Guard, step: Int[Array, ""], values: Float[Array, "2"], spikes: bool
 ) -> tuple[Guard, Bool[Array, ""]]:
   """Judges a step by its loss and gradient norm.
@@ -99,7 +99,7 @@ def make_step(settings: Config, optimizer: optax.GradientTransformation):
         gradients, state.opt_state, state.model
     )
     loss, norm = totals.nats / targets, optax.tree.norm(gradients)
-    guard, accept = watch(
+    guard, accept = judge(
         state.guard,
         state.step,
         jnp.stack([loss, norm]),

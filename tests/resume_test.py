@@ -2,13 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuing: the same settings, the same data, and only what was kept."""
 
+import argparse
+import errno
+import fcntl
 import json
+import os
 import pathlib
 
 import pytest
 
 from diff_jax import config, metrics, resume, run
+from diff_jax.commands import sweep
 from diff_jax.flags import load_config_file
+from diff_jax.watch import Watch
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -22,6 +28,7 @@ def recall_config(**changes):
 
 def describe(workdir, settings, **more):
   values = {"config": settings.to_dict(), "finished_seeds": [], "last_step": 6}
+  workdir.mkdir(exist_ok=True)
   (workdir / "run.json").write_text(json.dumps(values | more))
 
 
@@ -170,3 +177,22 @@ def test_run_json_tells_of_every_session(tmp_path):
   for name in ("command", "commit", "versions", "device"):
     assert described["sessions"][0][name]
   assert described["sessions"][0]["versions"].keys() >= {"jax", "grain"}
+
+
+def test_a_finished_arm_of_other_settings_does_not_count(tmp_path):
+  """A sweep whose settings changed is refused, not reported as finished."""
+  arguments = argparse.Namespace(accept_config_change=False)
+  describe(tmp_path / "arm", recall_config(), finished_seeds=[0, 1, 2])
+  arms = {"arm": recall_config(**{"model.norm_eps": 0.5})}
+  with pytest.raises(config.ConfigError, match="model.norm_eps=0.5"):
+    sweep.sweep(arms, tmp_path, tmp_path / "page.html", arguments, Watch())
+
+
+def test_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, capfd):
+  def flock(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+  monkeypatch.setattr(fcntl, "flock", flock)
+  with run.Lock(tmp_path):
+    pass
+  assert "nothing keeps a second run out" in capfd.readouterr().err

@@ -19,6 +19,7 @@ from diff_jax.commands.train import add_accept_flags
 from diff_jax.compile_cache import use_compile_cache
 from diff_jax.config import ConfigError, parse
 from diff_jax.flags import load_config_file, override
+from diff_jax.resume import check_same_run
 from diff_jax.watch import Watch, watched
 
 
@@ -56,6 +57,8 @@ def sweep(arms, workdir: pathlib.Path, page, arguments, watch: Watch) -> None:
   for index, (name, config) in enumerate(arms.items()):
     folder = workdir / name
     label = f"[{index + 1}/{len(arms)}] {name}"
+    # A finished arm of other settings is not this arm.
+    check_same_run(config, folder, arguments.accept_config_change)
     if train.is_finished(parse(config), folder):
       print(f"{label}: finished before", file=sys.stderr)
     else:

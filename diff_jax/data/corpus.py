@@ -7,9 +7,9 @@ stands behind the last. So the targets of any slice [a, b) are the slice
 [a + 1, b + 1), and the last target of a document is the separator after it.
 
 The stream is in memory, tokenised at start, or in a folder that `diff-jax
-prepare` wrote. The SHA-256 of a corpus is that
-of its documents' SHA-256 digests, each over the document's part of the stream
-as little-endian int32: pieces can compute it apart, however they are cut.
+prepare` wrote. The SHA-256 of a corpus is that of its documents' SHA-256
+digests, each over the document's part of the stream as little-endian int32:
+pieces can compute it apart, however they are cut.
 """
 
 import hashlib

@@ -138,8 +138,11 @@ def _locked(folder: pathlib.Path):
       raise ConfigError(
           f"out={str(folder)!r}: another diff-jax prepare is writing it"
       ) from None
-    except OSError:
-      pass  # Some network file systems have no locks.
+    except OSError as error:  # Some network file systems have no locks.
+      print(
+          f"{folder}: nothing keeps a second prepare out: {error}",
+          file=sys.stderr,
+      )
     yield
 
 

@@ -40,13 +40,10 @@ class Text:
   # of them: "PATH@WEIGHT,PATH@WEIGHT", in shares of the rows, or "PATH,PATH",
   # by size. A folder of the name stdlib is "./stdlib".
   path: str = "stdlib"
-  tokenizer: str | None = (
-      None  # bytes, a name, FILE; None: as prepared, or bytes
-  )
+  # bytes, a tiktoken name or a tokenizer.json; None: as prepared, or bytes.
+  tokenizer: str | None = None
   seq_len: int = 256  # tokens in a row
-  packing: str = (
-      "concat_then_split"  # best_fit, whole_documents; see packing.py
-  )
+  packing: str = "concat_then_split"  # or best_fit, whole_documents
   cross_documents: bool = False  # whether attention and positions cross borders
   # Length up-sampling per corpus (Fu et al. 2024, arXiv 2402.10171): the share
   # of each corpus's rows with documents longer than long_tokens, so that every
