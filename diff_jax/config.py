@@ -54,9 +54,12 @@ class ModelConfig:
   embedding_std: float = 0.02
   scale_residual_init: bool = False  # residual outputs / sqrt(2 num_layers)
   compute_dtype: Literal["float32", "bfloat16"] = "float32"
-  remat: Literal["none", "dots", "full"] = "dots"  # what a layer keeps
-  # Of the op; None: xla. mosaic_tpu has not run on a TPU yet.
-  implementation: Literal["xla", "reference", "mosaic_tpu"] | None = None
+  # What a layer keeps for the backward pass.
+  remat: Literal["none", "dots", "save_attention", "full"] = "dots"
+  # Of the op; None: the platform's best.
+  implementation: (
+      Literal["mosaic_tpu", "two_call", "xla", "reference"] | None
+  ) = None
 
   def __post_init__(self):
     check_fields(self, "model")

@@ -80,6 +80,10 @@ REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_only_these_names(
         "linear", "attention"
     ),
+    # For long sequences, where the forward kernel is most of a layer.
+    "save_attention": jax.checkpoint_policies.save_only_these_names(
+        "attention"
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 

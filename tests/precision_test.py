@@ -41,7 +41,7 @@ def test_remat_changes_no_loss_and_no_gradient():
     return jax.value_and_grad(lambda m: m.logits(m(TOKENS)).sum())(model)
 
   plain = jax.tree.leaves(gradients(make()))
-  for policy in ("dots", "full"):
+  for policy in ("dots", "save_attention", "full"):
     for a, b in zip(
         jax.tree.leaves(gradients(make(remat=policy))), plain, strict=True
     ):

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from diff_jax import layers
 from diff_jax.config import ConfigError
 from diff_jax.kernels.attention import api, reference
+from diff_jax.kernels.attention.checks import check_weights
 from diff_jax.sharding import Shardings, gathered
 
 
@@ -90,7 +91,7 @@ class Attention(nnx.Module):
       norm_eps: of the head norm.
       init: of the projections; see `layers.matrix`.
       output_gain: multiplies the initial output projection.
-      implementation: of the op; None: xla.
+      implementation: of the op; None: the platform's best.
       shardings: where weights and activations lie; `Shardings()`: no mesh.
       rngs: gives the keys, stream `params`.
 
@@ -167,17 +168,19 @@ class Attention(nnx.Module):
     v = _project("btd,dke->btke", x, self.w_v, self.b_v, s.act_bske)
     return q, k, v
 
-  def weights(
-      self, x: Float[Array, "b t d"], depth=None
-  ) -> Float[Array, "..."]:
-    """Weights of a head's maps, broadcastable to [b,t,n,c]."""
+  def weights(self, x: Float[Array, "b t d"], depth=None) -> api.Weights:
+    """Weights of a head's maps: one array, or one entry for each map.
+
+    Broadcastable to [b,t,n,c], or each entry to [b,t,n]; a first entry that is
+    the number 1 saves memory, see `api.attention`.
+    """
     del x, depth
     if self.num_maps > 1:
       raise NotImplementedError(
           f"{type(self).__name__} has num_maps={self.num_maps}: it must define"
           " weights(x, depth)."
       )
-    return jnp.ones(1)
+    return None
 
   def merge(
       self, out: Float[Array, "b t n e"], depth=None
@@ -275,7 +278,8 @@ class Attention(nnx.Module):
       )
       return maps, jnp.broadcast_to(weights, q.shape[:-1])[:, rows]
 
-    return rows_of(q, k, self.weights(x, depth), segment_ids, rows)
+    weights, _ = check_weights(self.weights(x, depth), q)
+    return rows_of(q, k, weights, segment_ids, rows)
 
 
 def _project(spec, x, weight, bias, sharding):

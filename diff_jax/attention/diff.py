@@ -39,10 +39,9 @@ class DiffAttention(Attention):
     second = jnp.exp(jnp.sum(self.lambda_q2[...] * self.lambda_k2[...]))
     return first - second + self.initial_lambda(depth)
 
-  def weights(self, x: Float[Array, "b t d"], depth=None) -> Float[Array, " 2"]:
+  def weights(self, x: Float[Array, "b t d"], depth=None):
     del x
-    lam = self.lam(depth)
-    return jnp.stack([jnp.ones_like(lam), -lam])
+    return 1, -self.lam(depth)
 
   def metrics(self, depth=None) -> dict[str, Float[Array, ""]]:
     return {"lambda": self.lam(depth)}

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from diff_jax.bench.check_tpu import LENGTHS
 from diff_jax.kernels.attention import api
+from diff_jax.transformer import REMAT_POLICIES
 
 NUM_LAYERS, D_MODEL = 4, 512  # of the layer stack
-SAVE_ATTENTION = jax.checkpoint_policies.save_only_these_names("attention")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?(\S+) \(.*\{$")
 _BODY = re.compile(r"\bbody=%?([\w.\-]+)")
 _KERNEL = re.compile(
@@ -98,7 +98,7 @@ def check_layer(topology: str, implementation: str | None) -> str:
   found = {}
   for name, policy in (
       ("no remat", jax.checkpoint_policies.everything_saveable),
-      ("save_attention", SAVE_ATTENTION),
+      ("save_attention", REMAT_POLICIES["save_attention"]),
       ("full remat", jax.checkpoint_policies.nothing_saveable),
   ):
     found[name] = _kernels_in_loops(mesh, implementation, policy)

@@ -59,10 +59,9 @@ TILES = (
 
 def _two_call(tiles, q, k, v, weights):
   forward, backward = (two_call.Tile(*x) for x in tiles)
-  out, _ = two_call.attention(
+  return two_call.attention(
       q, k, v, weights, tile=forward, backward_tile=backward
   )
-  return out
 
 
 def _mosaic_tpu(tiles, q, k, v, weights):
@@ -74,10 +73,9 @@ def _mosaic_tpu(tiles, q, k, v, weights):
       )
       for block_q, block_kv, compute in tiles
   )
-  out, _ = mosaic_tpu.attention(
+  return mosaic_tpu.attention(
       q, k, v, weights, first_weight_is_one=True, block_sizes=sizes
   )
-  return out
 
 
 ATTENTION = {"two_call": _two_call, "mosaic_tpu": _mosaic_tpu}

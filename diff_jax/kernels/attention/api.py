@@ -11,13 +11,20 @@ Gradients are first-order and reverse-mode (`jax.grad`, `jax.vjp`); use
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Literal
 
 import jax.numpy as jnp
 from absl import logging
 from jaxtyping import Array, Float, Int
 
-from diff_jax.kernels.attention import mosaic_tpu, reference, xla
+from diff_jax.kernels.attention import (
+    mosaic_tpu,
+    reference,
+    target,
+    two_call,
+    xla,
+)
 from diff_jax.kernels.attention.checks import (
     check_lambda,
     check_masks,
@@ -25,24 +32,29 @@ from diff_jax.kernels.attention.checks import (
 )
 from diff_jax.kernels.attention.sharded_call import sharded
 
-type Implementation = Literal["mosaic_tpu", "xla", "reference"]
+type Implementation = Literal["mosaic_tpu", "two_call", "xla", "reference"]
 type SegmentIds = (
     Int[Array, "b t"] | tuple[Int[Array, "b t"], Int[Array, "b s"]]
 )
 type Offset = int | Int[Array, "..."]
+type Weight = Float[Array, "..."] | float | int
+type Weights = Weight | Sequence[Weight] | None
 
 IMPLEMENTATIONS = {
     "mosaic_tpu": mosaic_tpu,
+    "two_call": two_call,
     "xla": xla,
     "reference": reference,
 }
+# By platform; others, and calls that these cannot take, run as plain XLA.
+PREFERRED = {"tpu": "mosaic_tpu", "gpu": "two_call"}
 
 
 def attention(
     q: Float[Array, "b t n c h"],
     k: Float[Array, "b s k ck h"],
     v: Float[Array, "b s k e"],
-    weights: Float[Array, "..."] | float | None = None,
+    weights: Weights = None,
     *,
     causal: bool = True,
     window: int | None = None,
@@ -71,7 +83,9 @@ def attention(
     q: queries, c maps for each head.
     k: keys; a map axis of 1 is shared by all maps of a head.
     v: values, one head for all maps.
-    weights: broadcastable to [b,t,n,c]; None means 1.
+    weights: broadcastable to [b,t,n,c]; or a sequence of c, one a map, each
+      broadcastable to [b,t,n]; None means 1. A first entry that is the number 1
+      spares the backward pass the first map's output.
     causal: whether query i sees keys j <= i only.
     window: query i sees keys with |i - j| < window only, in tokens; None: all.
     segment_ids: equal ids see each other; 0 is padding, which sees nothing and
@@ -84,8 +98,9 @@ def attention(
     bias_slopes: ALiBi: adds -bias_slopes[n] * (i - j) to the scores.
     sink: a logit that joins the denominator of each row's softmax.
     return_lse: whether to return (out, lse).
-    implementation: None is `xla`; `mosaic_tpu` leaves a call that it cannot
-      take to `xla`, and says why in the log, once.
+    implementation: None is the platform's best, see `PREFERRED`. A call that
+      `mosaic_tpu` or `two_call` cannot take runs as `xla`, and the log says
+      why, once.
 
   Returns:
     out [b,t,n,e] in q's dtype; with `return_lse` also the log-sum-exp of each
@@ -99,11 +114,21 @@ def attention(
       q, k, v, causal, window, segment_ids, q_offset, kv_offset, scale,
       bias_slopes, sink,
   )  # fmt: skip
-  out, lse = _weighted(
-      q, k, v, check_weights(weights, q), masks, implementation,
-      first_weight_is_one=weights is None,
-  )  # fmt: skip
-  return (out, lse) if return_lse else out
+  weights, first_weight_is_one = check_weights(weights, q)
+  name = _choose(implementation)
+
+  def local(q, k, v, weights, masks):
+    return _able(name, q, k, v, masks).attention(
+        q,
+        k,
+        v,
+        jnp.broadcast_to(weights, q.shape[:-1]),
+        first_weight_is_one=first_weight_is_one,
+        return_lse=return_lse,
+        **masks,
+    )
+
+  return sharded(local, q, k, v, masks, weights, check_vma=_checks_vma(name))
 
 
 def parts(
@@ -138,12 +163,12 @@ def parts(
       q, k, v, causal, window, segment_ids, q_offset, kv_offset, scale,
       bias_slopes, sink,
   )  # fmt: skip
-  preferred = _preferred(implementation)
+  name = _choose(implementation)
 
   def local(q, k, v, masks):
-    return _able(preferred, q, k, v, masks).parts(q, k, v, **masks)
+    return _able(name, q, k, v, masks).parts(q, k, v, **masks)
 
-  return sharded(local, q, k, v, masks, per_map=True)
+  return sharded(local, q, k, v, masks, check_vma=_checks_vma(name))
 
 
 def diff_attention(
@@ -168,7 +193,7 @@ def diff_attention(
 ):
   """Differential attention: (softmax(q1 k1) - lam softmax(q2 k2)) v.
 
-  arXiv 2410.05258, equation 1: `attention` with weights (1, -lam). No per-head
+  arXiv 2410.05258, equation 1: `attention` with weights (1, -lam), no per-head
   norm and no (1 - lambda_init): see `diff_jax.DiffAttention` for the layer.
 
   Args:
@@ -185,59 +210,51 @@ def diff_attention(
   Raises:
     ValueError: as `attention`, or if q does not have two maps.
   """
-  lam = check_lambda(q, lam)
-  masks = check_masks(
-      q, k, v, causal, window, segment_ids, q_offset, kv_offset, scale,
-      bias_slopes, sink,
-  )  # fmt: skip
-  weights = check_weights(jnp.stack([jnp.ones_like(lam), -lam], axis=-1), q)
-  out, lse = _weighted(
-      q, k, v, weights, masks, implementation, first_weight_is_one=True
+  return attention(
+      q,
+      k,
+      v,
+      (1, -check_lambda(q, lam)),
+      causal=causal,
+      window=window,
+      segment_ids=segment_ids,
+      q_offset=q_offset,
+      kv_offset=kv_offset,
+      scale=scale,
+      bias_slopes=bias_slopes,
+      sink=sink,
+      return_lse=return_lse,
+      implementation=implementation,
   )
-  return (out, lse) if return_lse else out
-
-
-def _weighted(q, k, v, weights, masks, implementation, *, first_weight_is_one):
-  """Checked arguments to (out, lse)."""
-  preferred = _preferred(implementation)
-
-  def local(q, k, v, weights, masks):
-    backend = _able(preferred, q, k, v, masks)
-    weights = jnp.broadcast_to(weights, q.shape[:-1])
-    if backend is reference:
-      return reference.attention(q, k, v, weights, return_lse=True, **masks)
-    if backend is mosaic_tpu:
-      masks = masks | dict(first_weight_is_one=first_weight_is_one)
-    return backend.attention(q, k, v, weights, **masks)
-
-  return sharded(local, q, k, v, masks, weights, per_map=False)
 
 
 # Implementations.
 
 
-def _preferred(implementation):
-  """The implementation asked for; XLA unless one is.
-
-  The TPU kernel becomes the choice of its platform once it has run on one.
-  """
+def _choose(implementation) -> str:
+  """The name of the implementation asked for, or of the platform's best."""
   if implementation is None:
-    return xla
+    return PREFERRED.get(target.platform(), "xla")
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
         f"{implementation=} must be None or one of {sorted(IMPLEMENTATIONS)}."
     )
-  return IMPLEMENTATIONS[implementation]
+  return implementation
 
 
-def _able(preferred, q, k, v, masks):
-  """`preferred`, or XLA for a call that it cannot take."""
-  if preferred is mosaic_tpu:
-    reason = mosaic_tpu.unsupported(q, k, v, **masks)
-    if reason is not None:
-      _log_once(f"attention runs as plain XLA, not as a TPU kernel: {reason}")
-      return xla
-  return preferred
+def _able(name, q, k, v, masks):
+  """The implementation of a name, or XLA for a call that it cannot take."""
+  backend = IMPLEMENTATIONS[name]
+  reason = backend.unsupported(q, k, v, **masks)
+  if reason is None:
+    return backend
+  _log_once(f"attention runs as plain XLA, not as {name}: {reason}.")
+  return xla
+
+
+def _checks_vma(name) -> bool:
+  """Whether the kernels say which mesh axes their results vary over."""
+  return name != "two_call"
 
 
 @functools.cache

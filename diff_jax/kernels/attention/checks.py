@@ -104,6 +104,9 @@ def _check_segments(segment_ids, b, t, s):
 
 
 def _check_offset(name, offset, b, length):
+  """An array; a Python number stays one, known at trace time."""
+  if type(offset) is int:
+    return offset
   offset = jnp.asarray(offset)
   if not jnp.issubdtype(offset.dtype, jnp.integer):
     raise ValueError(f"{name}.dtype={offset.dtype} must be an integer.")
@@ -127,10 +130,30 @@ def _check_offset(name, offset, b, length):
 
 
 def check_weights(weights, q):
-  """Weights with four axes, each of q's size or 1."""
-  weights = _real("weights", 1.0 if weights is None else weights)
+  """Weights with four axes, each of q's size or 1; is the first map's 1?"""
+  if isinstance(weights, tuple | list):
+    weights, first_is_one = _check_each_weight(weights, q)
+  else:
+    first_is_one = weights is None
+    weights = _real("weights", 1.0 if weights is None else weights)
   _check_broadcasts("weights", weights, q.shape[:4], "[b, t, n, c]")
-  return weights.reshape((1,) * (4 - weights.ndim) + weights.shape)
+  weights = weights.reshape((1,) * (4 - weights.ndim) + weights.shape)
+  return weights, first_is_one
+
+
+def _check_each_weight(weights, q):
+  """One array [...,c] of one weight a map."""
+  if len(weights) != q.shape[3]:
+    raise ValueError(
+        f"weights has {len(weights)} entries, which must be one for each of"
+        f" the {q.shape[3]} maps of q.shape={q.shape}."
+    )
+  entries = []
+  for i, weight in enumerate(weights):
+    entries.append(_real(f"weights[{i}]", weight))
+    _check_broadcasts(f"weights[{i}]", entries[i], q.shape[:3], "[b, t, n]")
+  first_is_one = isinstance(weights[0], int | float) and weights[0] == 1
+  return jnp.stack(jnp.broadcast_arrays(*entries), axis=-1), first_is_one
 
 
 def check_lambda(q, lam):

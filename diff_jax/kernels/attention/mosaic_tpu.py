@@ -28,13 +28,15 @@ MIN_WEIGHT = 2.0**-64
 
 
 def attention(
-    q, k, v, weights, *, first_weight_is_one=False, block_sizes=None, **masks
+    q, k, v, weights, *, return_lse=False, first_weight_is_one=False,
+    block_sizes=None, **masks,
 ):  # fmt: skip
-  """(out [b,t,n,e] in q's dtype, lse [b,t,n,c]); see `api.attention`.
+  """out [b,t,n,e] in q's dtype, or (out, lse); see `api.attention`.
 
   Args:
     q, k, v: see there.
     weights: [b,t,n,c].
+    return_lse: whether to return lse [b,t,n,c].
     first_weight_is_one: that weights[..., 0] is 1, which saves the backward
       pass the output of the first map; its gradient is not to be used.
     block_sizes: of the forward and the backward kernel; None chooses.
@@ -44,7 +46,8 @@ def attention(
       q, k, v, out_dtype=q.dtype, first_weight_is_one=first_weight_is_one,
       sizes=block_sizes, **masks,
   )  # fmt: skip
-  return _attention(plan, masking, q, k, v, weights)
+  out, lse = _attention(plan, masking, q, k, v, weights)
+  return (out, lse) if return_lse else out
 
 
 def parts(q, k, v, **masks):

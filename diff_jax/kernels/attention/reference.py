@@ -99,6 +99,11 @@ def _combine(maps_bncts, v):
   return out.reshape(*out.shape[:2], -1, *out.shape[4:])
 
 
+def unsupported(*args, **masks) -> None:
+  """Nothing is."""
+  del args, masks
+
+
 def parts(q, k, v, **masks):
   """What each map gathers: see `api.parts`."""
   maps_bncts, lse = maps(q, k, **masks)
@@ -112,6 +117,7 @@ def attention(
     weights: Float[Array, "..."] | float | None = None,
     *,
     return_lse: bool = False,
+    first_weight_is_one: bool = False,
     maps_fn: Callable[[jax.Array], jax.Array] | None = None,
     **masks,
 ) -> (
@@ -126,12 +132,14 @@ def attention(
     v: values.
     weights: broadcastable to [b,t,n,c]; None means 1.
     return_lse: whether to return (out, lse).
+    first_weight_is_one: of no use here.
     maps_fn: changes the maps [b,n,c,t,s] before they are weighted and summed.
     **masks: the other keywords of `api.attention`.
 
   Raises:
     ValueError: with `maps_fn`, above 4,096 positions.
   """
+  del first_weight_is_one
   longest = max(q.shape[1], k.shape[1])
   if maps_fn is not None and longest > MAX_HOOK_LENGTH:
     raise ValueError(

@@ -9,14 +9,19 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 
-def sharded(local, q, k, v, masks, *weights, per_map: bool):
+def sharded(local, q, k, v, masks, *weights, check_vma: bool):
   """Calls `local` on each device's batch and heads.
 
   Only an explicit mesh says at trace time how arrays are laid out; on other
   meshes, and without one, XLA partitions the call like any other code.
+
+  Args:
+    local: of (q, k, v, *weights, masks): arrays that begin with q's [b, t, n].
+    q, k, v, masks, *weights: checked arguments of the op.
+    check_vma: as in `jax.shard_map`; a library's kernel may not pass.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  static = {name: masks.pop(name) for name in ("causal", "window", "scale")}
+  static, masks = _split_static(masks)
   local = functools.partial(_call, local, static)
   if AxisType.Explicit not in mesh.axis_types:
     return local((q, k, v, *weights), masks)
@@ -38,10 +43,8 @@ def sharded(local, q, k, v, masks, *weights, per_map: bool):
     return P(batch if x.shape[0] > 1 else None, *rest)
 
   specs = dict.fromkeys(masks)
-  specs["q_offset"], specs["kv_offset"] = (
-      rows(x) if x.ndim else P()
-      for x in (masks["q_offset"], masks["kv_offset"])
-  )
+  for name in masks.keys() & {"q_offset", "kv_offset"}:
+    specs[name] = rows(masks[name]) if masks[name].ndim else P()
   if masks["segment_ids"] is not None:
     specs["segment_ids"] = (P(batch, None), P(batch, None))
   if masks["bias_slopes"] is not None:
@@ -65,8 +68,17 @@ def sharded(local, q, k, v, masks, *weights, per_map: bool):
   return jax.shard_map(
       local,
       in_specs=in_specs,
-      out_specs=(of_maps if per_map else of_heads, of_heads),
+      out_specs=P(batch, None, heads),  # of every array that `local` returns
+      check_vma=check_vma,
   )(*arguments)
+
+
+def _split_static(masks):
+  """What is known at trace time, and what may differ between devices."""
+  names = {"causal", "window", "scale"}
+  names |= {x for x in ("q_offset", "kv_offset") if type(masks[x]) is int}
+  static = {name: masks[name] for name in names}
+  return static, {name: x for name, x in masks.items() if name not in names}
 
 
 def _call(local, static, arrays, masks):

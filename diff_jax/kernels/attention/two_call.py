@@ -9,16 +9,19 @@ the gradient of each O_c; that of the sum is autodiff's, in fp32:
 dO_c = w_c dO, dw_c = rowsum(dO O_c). Two maps read V twice and do the work of
 dO V^T and of dV twice, which is what our own kernels save.
 
+Where `tokamax` is installed its kernel runs on GPU instead: values as wide as a
+pair, where cuDNN through `jax.nn` takes one call for each width of a key.
+
 What the libraries cannot do: `unsupported`.
 """
 
 import dataclasses
 import functools
+import importlib.util
 import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as splash_lib,
@@ -28,12 +31,18 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 from diff_jax.kernels.attention import masking as masking_lib
-from diff_jax.kernels.attention import xla
+from diff_jax.kernels.attention import target, xla
 
 # Kept by `jax.checkpoint_policies.save_only_these_names`, it spares the
 # backward pass a second run of the forward kernel.
 CHECKPOINT_NAME = "attention"
 LANES = 128
+# The first that is installed: its name, and a package that says so.
+GPU_LIBRARIES = (
+    ("tokamax", "tokamax"),
+    ("cudnn", "jax_cuda13_plugin"),
+    ("cudnn", "jax_cuda12_plugin"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,27 +77,31 @@ class _Static:
   causal: bool
   window: int | None
   scale: float
+  return_lse: bool
   forward: Tile
   backward: Tile
 
 
-def unsupported(q, k, v, *, platform: str, **masks) -> str | None:
+def unsupported(q, k, v, **masks) -> str | None:
   """Why the libraries cannot take a call, or None: arguments of `attention`."""
   del v
+  platform = target.platform()
   for name in ("bias_slopes", "sink"):
     if masks.get(name) is not None:
       return f"{name} is not None"
   for name in ("q_offset", "kv_offset"):
     offset = masks.get(name, 0)
-    if isinstance(offset, jax.core.Tracer) or np.any(offset):
-      return f"{name} is not 0"
+    if type(offset) is not int or offset:
+      return f"{name} is not the number 0"
   if q.dtype == jnp.float64:
     return "q is float64"
   if masks.get("window") is not None and q.shape[1] > k.shape[1]:
     return "window with more queries than keys"  # Splash gives NaN.
   if platform == "gpu":
+    if gpu_library() is None:
+      return "neither tokamax nor JAX's CUDA plugin is installed"
     if q.dtype == jnp.float32:
-      return "q is float32, cuDNN takes 16 bits"
+      return "q is float32, the libraries take 16 bits"
     if masks.get("segment_ids") is not None:
       return "segment_ids is not None"
     if masks.get("window") is not None and not masks.get("causal", True):
@@ -98,62 +111,65 @@ def unsupported(q, k, v, *, platform: str, **masks) -> str | None:
   return None
 
 
-def platform() -> str:
-  """`tpu`, `gpu` or `cpu`: what the current mesh or process compiles for."""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  name = jax.default_backend() if device is None else device.platform
-  return "gpu" if name in ("cuda", "rocm") else name
+def gpu_library() -> str | None:
+  """The installed library whose kernel runs on GPU."""
+  for library, package in GPU_LIBRARIES:
+    if importlib.util.find_spec(package):
+      return library
+  return None
 
 
-def attention(q, k, v, weights, **keywords):
-  """(out [b,t,n,e] in q's dtype, lse [b,t,n,c]); see `api.attention`.
+def attention(
+    q, k, v, weights, *, return_lse=False, first_weight_is_one=False, **keywords
+):  # fmt: skip
+  """out [b,t,n,e] in q's dtype, or (out, lse); see `api.attention`.
 
   Args:
     q, k, v, weights: as for `api.attention`; weights are [b,t,n,c].
-    **keywords: its masks; `tile` and `backward_tile`, a `Tile` each.
+    return_lse: whether to return lse [b,t,n,c], which costs calls of its own.
+    first_weight_is_one: of no use here.
+    **keywords: masks; `tile` and `backward_tile`, a `Tile` each.
   """
-  o, lse = parts(q, k, v, **keywords)
+  del first_weight_is_one
+  o, lse = _maps(q, k, v, return_lse=return_lse, **keywords)
   out = jnp.einsum("btnce,btnc->btne", o, weights.astype(o.dtype))
-  return out.astype(q.dtype), lse
+  out = out.astype(q.dtype)
+  return (out, lse) if return_lse else out
 
 
-def parts(
-    q, k, v, *, causal=True, window=None, segment_ids=None, scale=None,
-    tile=Tile(), backward_tile=Tile(), **masks,  # noqa: B008, they are frozen
-):  # fmt: skip
+def parts(q, k, v, **keywords):
   """(o [b,t,n,c,e], lse [b,t,n,c]), fp32; see `api.parts`.
 
   A map's output has been rounded to q's dtype by the library.
-
-  Raises:
-    ValueError: for what `unsupported` says.
   """
-  where = platform()
-  reason = unsupported(
-      q, k, v, platform=where, causal=causal, window=window,
-      segment_ids=segment_ids, **masks,
-  )  # fmt: skip
-  if reason:
-    raise ValueError(
-        f"implementation='two_call' cannot take this call: {reason}. Use"
-        " implementation='xla'."
-    )
+  return _maps(q, k, v, return_lse=True, **keywords)
+
+
+def _maps(
+    q, k, v, *, return_lse, causal=True, window=None, segment_ids=None,
+    scale=None, tile=Tile(), backward_tile=Tile(),  # noqa: B008, frozen
+    q_offset=0, kv_offset=0, bias_slopes=None, sink=None,
+):  # fmt: skip
+  """(o, lse or None) of every map."""
+  del q_offset, kv_offset, bias_slopes, sink  # See `unsupported`.
   scale = q.shape[-1] ** -0.5 if scale is None else scale
-  static = _Static(causal, window, scale, tile, backward_tile)
-  call = _cudnn if where == "gpu" else _splash
+  static = _Static(causal, window, scale, return_lse, tile, backward_tile)
+  call = _gpu if target.platform() == "gpu" else _splash
   maps = [
       call(static, q[:, :, :, c], k[:, :, :, min(c, k.shape[3] - 1)], v,
            segment_ids)
       for c in range(q.shape[3])
   ]  # fmt: skip
-  o = jnp.stack([o for o, _ in maps], axis=3).astype(jnp.float32)
-  lse = jnp.stack([lse for _, lse in maps], axis=3)
   sees_a_key = _rows_with_keys(static, q, k, segment_ids)
-  if sees_a_key is None:
-    return o, lse
-  sees_a_key = sees_a_key[:, :, None, None]
-  o = jnp.where(sees_a_key[..., None], o, 0)
-  return o, jnp.where(sees_a_key, lse, -jnp.inf)
+  o = jnp.stack([o for o, _ in maps], axis=3).astype(jnp.float32)
+  if sees_a_key is not None:
+    o = jnp.where(sees_a_key[:, :, None, None, None], o, 0)
+  if not return_lse:
+    return o, None
+  lse = jnp.stack([lse for _, lse in maps], axis=3)
+  if sees_a_key is not None:
+    lse = jnp.where(sees_a_key[:, :, None, None], lse, -jnp.inf)
+  return o, lse
 
 
 def _rows_with_keys(static, q, k, segment_ids):
@@ -172,7 +188,7 @@ def _rows_with_keys(static, q, k, segment_ids):
 
 
 def _splash(static, q, k, v, segment_ids):
-  """One map: (o [b,t,n,e], lse [b,t,n]) of q [b,t,n,h], k and v [b,s,k,...]."""
+  """(o [b,t,n,e], lse [b,t,n] or None) of q [b,t,n,h], k and v [b,s,k,...]."""
   t, s = q.shape[1], k.shape[1]
   static = dataclasses.replace(
       static,
@@ -195,8 +211,11 @@ def _splash(static, q, k, v, segment_ids):
       for x, length in ((q, rows), (k, columns), (v, columns))
   )
   o = _splash_call(static, q, k, v, segment_ids, save_residuals=False)
+  o = jnp.swapaxes(o, 1, 2)[:, :t]
+  if not static.return_lse:
+    return o, None
   lse = _splash_lse(static, q, k, segment_ids)
-  return jnp.swapaxes(o, 1, 2)[:, :t], jnp.swapaxes(lse, 1, 2)[:, :t]
+  return o, jnp.swapaxes(lse, 1, 2)[:, :t]
 
 
 def _fit(tile: Tile, t: int, s: int) -> Tile:
@@ -270,31 +289,53 @@ def _splash_lse_bwd(static, residuals, dlse):
 _splash_lse.defvjp(_splash_lse_fwd, _splash_lse_bwd)
 
 
-# cuDNN through `jax.nn`, whose values are as wide as the keys.
+# GPU: no segments (see `unsupported`).
 
 
-def _cudnn(static, q, k, v, segment_ids):
-  del segment_ids  # None: see `unsupported`.
+def _gpu(static, q, k, v, segment_ids):
+  del segment_ids
+  call = _tokamax if gpu_library() == "tokamax" else _cudnn
+  o = checkpoint_name(call(static, q, k, v), CHECKPOINT_NAME)
+  if not static.return_lse:
+    return o, None
+  # The libraries do not return it, or round it to 16 bits.
+  _, lse = xla.parts(
+      q[:, :, :, None], k[:, :, :, None], v[..., :1], causal=static.causal,
+      window=static.window, scale=static.scale,
+  )  # fmt: skip
+  return o, lse[..., 0]
+
+
+def _gpu_masks(static):
+  window = static.window
+  return dict(
+      scale=static.scale,
+      is_causal=static.causal,
+      local_window_size=None if window is None else (window - 1, 0),
+  )
+
+
+def _tokamax(static, q, k, v):
+  import tokamax
+
+  return tokamax.dot_product_attention(
+      q, k, v, implementation="mosaic", **_gpu_masks(static)
+  )
+
+
+def _cudnn(static, q, k, v):
+  """`jax.nn` wants values as wide as the keys."""
   h, e = q.shape[-1], v.shape[-1]
   slices = -(-e // h)
   v = _pad(v, slices * h, axis=3)
-  window = static.window
   o = [
       jax.nn.dot_product_attention(
           q,
           k,
           v[..., i * h : (i + 1) * h],
-          scale=static.scale,
-          is_causal=static.causal,
-          local_window_size=None if window is None else (window - 1, 0),
           implementation="cudnn",
+          **_gpu_masks(static),
       )
       for i in range(slices)
   ]
-  o = checkpoint_name(jnp.concatenate(o, axis=-1)[..., :e], CHECKPOINT_NAME)
-  # `jax.nn` rounds lse to 16 bits. This one costs nothing unless it is used.
-  _, lse = xla.parts(
-      q[:, :, :, None], k[:, :, :, None], v[..., :1], causal=static.causal,
-      window=window, scale=static.scale,
-  )  # fmt: skip
-  return o, lse[..., 0]
+  return jnp.concatenate(o, axis=-1)[..., :e]

@@ -36,9 +36,18 @@ from diff_jax.kernels.attention.blocks import (
 )
 
 
-def attention(q, k, v, weights, **masks):
-  """(out [b,t,n,e] in q's dtype, lse [b,t,n,c]); see `api.attention`."""
-  return _attention(*prepare(q, k, v, **masks), weights)
+def unsupported(*args, **masks) -> None:
+  """Nothing is."""
+  del args, masks
+
+
+def attention(
+    q, k, v, weights, *, return_lse=False, first_weight_is_one=False, **masks
+):  # fmt: skip
+  """out [b,t,n,e] in q's dtype, or (out, lse); see `api.attention`."""
+  del first_weight_is_one  # The outputs of all maps are kept.
+  out, lse = _attention(*prepare(q, k, v, **masks), weights)
+  return (out, lse) if return_lse else out
 
 
 def parts(q, k, v, **masks):

@@ -48,6 +48,14 @@ BAD = {
         ["k", "(2, 0, 2, 2, 8)"],
     ),
     "weights": (dict(weights=zeros((3,))), ["weights", "(3,)"]),
+    "weights_count": (
+        dict(weights=(1.0,)),
+        ["weights has 1 entries", "2 maps"],
+    ),
+    "weights_entry": (
+        dict(weights=(1.0, np.zeros(5, np.float32))),
+        ["weights", "[1]", "(5,)"],
+    ),
     "weights_rank": (
         dict(weights=zeros((1, 2, 12, 4, 2))),
         ["weights", "(1, 2, 12, 4, 2)"],

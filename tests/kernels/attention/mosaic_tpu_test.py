@@ -96,7 +96,9 @@ def evaluate(name, implementation):
     op = functools.partial(reference.attention, return_lse=True)
   else:
     sizes = (settings.get("sizes", TILE),) * 2
-    op = functools.partial(mosaic_tpu.attention, block_sizes=sizes)
+    op = functools.partial(
+        mosaic_tpu.attention, return_lse=True, block_sizes=sizes
+    )
 
   @jax.jit
   def run(inputs, cotangents):
