@@ -41,14 +41,7 @@ def run(topology: str, sizes=tuple(SIZES)) -> Table:
     ConfigError: for an unknown chip.
     RunError: where libtpu is missing.
   """
-  chip = topology.partition(":")[0]
-  if chip not in static_child.CHIPS:
-    raise ConfigError(
-        f"static={topology!r} must be a topology of {[*static_child.CHIPS]},"
-        f" such as {', '.join(aot.TOPOLOGIES.values())}."
-    )
-  if reason := aot.why_not():
-    raise RunError(f"{reason}.")
+  chip = check_topology(topology, name="static")
   rows, notes = [], []
   for size in sizes:
     results = {}
@@ -71,6 +64,29 @@ def run(topology: str, sizes=tuple(SIZES)) -> Table:
   return Table(title, rows, notes=notes)
 
 
+def check_topology(topology: str, *, name: str = "topology") -> str:
+  """The chip of a topology for which kernels can be compiled here.
+
+  Raises:
+    ConfigError: for an unknown chip; it names the argument `name`.
+    RunError: where libtpu is missing.
+  """
+  chip = topology.partition(":")[0]
+  if chip not in static_child.CHIPS:
+    raise ConfigError(
+        f"{name}={topology!r} must be a topology of {[*static_child.CHIPS]},"
+        f" such as {', '.join(aot.TOPOLOGIES.values())}."
+    )
+  if reason := aot.why_not():
+    raise RunError(f"{reason}.")
+  return chip
+
+
+def tile_name(tile) -> str:
+  """Of queries, keys, and keys in one product."""
+  return "{}x{},{}".format(*tile)
+
+
 def _measure(topology: str, name: str, h: int) -> dict[str, Any]:
   with tempfile.TemporaryDirectory() as folder:
     return aot.call(
@@ -86,7 +102,7 @@ def _columns(result: dict[str, Any]) -> dict[str, str | float]:
   for name in PASSES:
     x = result[name]
     cells |= {
-        f"{name}_tile": "{}x{},{}".format(*x["tile"]),
+        f"{name}_tile": tile_name(x["tile"]),
         name: x["cycles"],
         f"{name}_masked": x["masked"],
         f"{name}_floor": x["floor"],

@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
-from jax.sharding import PartitionSpec as P
 
-from diff_jax import layers
-from diff_jax.bench import bundles
+from diff_jax.bench import bundles, static_layer
 from diff_jax.bench.check_tpu_child import kernels_by_computation
-from diff_jax.kernels.attention import api, two_call
+from diff_jax.kernels.attention import api, mosaic_tpu, two_call
+from diff_jax.kernels.attention.block_sizes import BlockSizes
 
-LENGTH = 4096  # several tiles of the largest size
 PAIRS = 512 * 512  # that a cost is for
-D_MODEL = 3072  # of the layer whose memory traffic is counted
 
 
 class Chip(NamedTuple):
@@ -65,12 +62,8 @@ def _two_call(tiles, q, k, v, weights):
 
 
 def _mosaic_tpu(tiles, q, k, v, weights):
-  from diff_jax.kernels.attention import block_sizes, mosaic_tpu
-
   sizes = tuple(
-      block_sizes.BlockSizes(
-          q=block_q, kv=block_kv, q_compute=compute, kv_compute=compute
-      )
+      BlockSizes(block_q, block_kv, compute, compute)
       for block_q, block_kv, compute in tiles
   )
   return mosaic_tpu.attention(
@@ -101,7 +94,7 @@ class Call(NamedTuple):
   def __call__(self, q, k, v, weights):
     return ATTENTION[self.row.implementation](self.tiles, q, k, v, weights)
 
-  def arguments(self, heads: int = 2, t: int = LENGTH):
+  def arguments(self, heads: int = 2, t: int = static_layer.LENGTH):
     c = self.row.maps
     return (
         *[jax.ShapeDtypeStruct((1, t, heads, c, self.h), jnp.bfloat16)] * 2,
@@ -124,27 +117,11 @@ class Call(NamedTuple):
     return {name: x * rows_a_product for name, x in products.items()}
 
 
-def _compile(function, arguments, mesh):
-  """Compiles for one chip; (executable, abstract result)."""
-  sharding = jax.NamedSharding(mesh, P())
-
-  def place(x):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-  local = jax.shard_map(
-      function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
-  )
-  arguments = jax.tree.map(place, arguments)
-  with jax.set_mesh(mesh):
-    traced = jax.jit(local).trace(*arguments)
-    return traced.lower().compile(), traced.out_info
-
-
 def _programs(function, arguments, mesh, folder):
   """(regions of each kernel that is called, abstract result)."""
   for file in folder.iterdir():
     file.unlink()
-  executable, result = _compile(function, arguments, mesh)
+  executable, result = static_layer.compile_for(function, arguments, mesh)
   called = kernels_by_computation(executable.as_text())
   calls = collections.Counter(itertools.chain(*called.values()))
   programs = {}
@@ -207,63 +184,29 @@ def _heads(call: Call) -> int:
   return 2 // call.row.maps
 
 
-def _layer(call: Call, mesh) -> dict[str, float]:
-  """MB that a layer reads and writes, and its temporaries, forward+backward.
-
-  The layer is projections, RoPE, attention and output projection, for one
-  sequence of 4,096 tokens, 3,072 wide.
-  """
-  heads, c = D_MODEL // call.e, call.row.maps
-  shapes = dict(
-      q=(D_MODEL, heads, c, call.h),
-      k=(D_MODEL, heads, c, call.h),
-      v=(D_MODEL, heads, call.e),
-      o=(heads, call.e, D_MODEL),
-  )
-  weights = {
-      name: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-      for name, shape in shapes.items()
-  }
-  x = jax.ShapeDtypeStruct((1, LENGTH, D_MODEL), jnp.bfloat16)
-  of_maps = jax.ShapeDtypeStruct((1, 1, 1, c), jnp.float32)
-
-  def layer(x, weights, of_maps):
-    positions = jnp.arange(LENGTH)[None]
-    q, k = (
-        layers.rope(
-            jnp.einsum("btd,dnch->btnch", x, weights[name]),
-            positions,
-            theta=10_000.0,
-            style="half",
-        )
-        for name in "qk"
-    )
-    v = jnp.einsum("btd,dne->btne", x, weights["v"])
-    out = call(q, k, v, jnp.broadcast_to(of_maps, q.shape[:-1]))
-    return jnp.einsum("btne,ned->btd", out, weights["o"])
-
-  def both(x, weights, of_maps, gradient):
-    out, pullback = jax.vjp(layer, x, weights, of_maps)
-    return out, pullback(gradient)
-
-  forward, _ = _compile(layer, (x, weights, of_maps), mesh)
-  whole, _ = _compile(both, (x, weights, of_maps, x), mesh)
-  traffic = [
-      f.cost_analysis()["bytes accessed"] / 1e6 for f in (forward, whole)
-  ]
-  temporaries = whole.memory_analysis().temp_size_in_bytes
-  return dict(
-      forward_mb=traffic[0], both_mb=traffic[1], temp_mb=temporaries / 1e6
-  )
-
-
-def measure(topology: str, name: str, h: int, folder: str) -> dict[str, Any]:
-  """One row at one size: each pass at its cheapest tile, and the layer."""
-  chip, row = CHIPS[topology.partition(":")[0]], ROWS[name]
+def _machine(topology: str):
+  """The chip, and a mesh of one of it."""
   devices = topologies.get_topology_desc(
       platform="tpu", topology_name=topology
   ).devices[:1]
   mesh = jax.make_mesh((1,), ("x",), devices=devices)
+  return CHIPS[topology.partition(":")[0]], mesh
+
+
+def measure_tile(
+    topology: str, name: str, h: int, tile: tuple[int, ...], folder: str
+) -> dict[str, Any]:
+  """One row at one size and tile: `_costs`, and the kind of the device."""
+  chip, mesh = _machine(topology)
+  call = Call(ROWS[name], h, (tuple(tile),) * 2)
+  costs = _costs(call, chip, mesh, pathlib.Path(folder))
+  return costs | dict(device_kind=mesh.devices.flat[0].device_kind)
+
+
+def measure(topology: str, name: str, h: int, folder: str) -> dict[str, Any]:
+  """One row at one size: each pass at its cheapest tile, and the layer."""
+  row = ROWS[name]
+  chip, mesh = _machine(topology)
   tried, failed = [], []
   for tile in TILES:
     call = Call(row, h, (tile, tile))
@@ -288,4 +231,4 @@ def measure(topology: str, name: str, h: int, folder: str) -> dict[str, Any]:
         tile=tile, floor=floor / chip.rows_a_cycle
     )
     best.append(tile)
-  return result | _layer(Call(row, h, tuple(best)), mesh)
+  return result | static_layer.traffic(Call(row, h, tuple(best)), mesh)

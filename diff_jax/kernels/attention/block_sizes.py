@@ -4,7 +4,7 @@
 
 import dataclasses
 
-import jax
+from diff_jax.kernels.attention import target
 
 LANES = 128  # Of a vector register, the last axis of a tile.
 MIB = 2**20
@@ -65,7 +65,10 @@ def round_up(x: int, multiple: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """Forward and backward sizes by the static schedule, and room for them."""
+  """Forward and backward sizes by the static schedule, and room for them.
+
+  `diff_jax.bench.tune_tpu` finds the sizes; they are powers of two.
+  """
 
   forward: BlockSizes
   backward: BlockSizes
@@ -83,30 +86,8 @@ CHIPS = {
     "TPU7x": Chip(_V6, _V5, 56 * MIB),
 }
 _OTHER = Chip(_V5, _V5, 56 * MIB)
-# Where the edges of what is seen are many, small tiles waste less.
-EDGED = 512
 
 
 def chip() -> Chip:
   """That of the device that the program is compiled for."""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  if device is None:
-    return CHIPS.get(jax.devices()[0].device_kind, _OTHER)
-  return CHIPS.get(device.device_kind, _OTHER)
-
-
-def choose(
-    q, k, v, *, window: int | None, segmented: bool
-) -> tuple[BlockSizes, BlockSizes]:
-  """Sizes of the forward and of the backward kernel, for arrays of the op."""
-  found = chip()
-  edged = segmented or (window is not None and window <= 2 * EDGED)
-  most = EDGED if edged or q.dtype.itemsize > 2 else max(_V5.q, _V6.q)
-  # Wider heads than (128, 256) need proportionally shorter blocks.
-  lanes = max(q.shape[3] * q.shape[4], v.shape[3])
-  while lanes > 256 and most > LANES:
-    lanes, most = lanes // 2, most // 2
-  t, s = q.shape[1], k.shape[1]
-  return tuple(
-      sizes.at_most(most).fit(t, s) for sizes in (found.forward, found.backward)
-  )
+  return CHIPS.get(target.device_kind(), _OTHER)

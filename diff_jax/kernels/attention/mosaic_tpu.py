@@ -83,11 +83,9 @@ def _prepare(
     sink=None, **static,
 ):  # fmt: skip
   assert bias_slopes is None and sink is None  # `unsupported` said so.
-  plan = make_plan(q, k, v, segment_ids=segment_ids, **static)
-  masking = masking_lib.make_masking(
-      q.shape[1], k.shape[1], segment_ids, q_offset, kv_offset
-  )
-  return plan, masking
+  masks = dict(segment_ids=segment_ids, q_offset=q_offset, kv_offset=kv_offset)
+  masking = masking_lib.make_masking(q.shape[1], k.shape[1], **masks)
+  return make_plan(q, k, v, **masks, **static), masking
 
 
 # Layout.

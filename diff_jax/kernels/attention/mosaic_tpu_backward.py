@@ -18,9 +18,9 @@ order of `tile_visits.add_transfers`: the result does not depend on timing.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -33,149 +33,158 @@ from diff_jax.kernels.attention.mosaic_tpu_common import (
     NT,
     TN,
     Shape,
-    column,
     dot,
     entry,
+    has,
     out_struct,
+    pieces,
+    run_tile,
     varying_like,
+    visible,
 )
+from diff_jax.kernels.attention.mosaic_tpu_transfers import Transfers
 
 
-def _kernel(
-    # Tables in scalar memory.
-    kv_blocks, heads, q_blocks, kinds, steps_after, first_heads,
-    # Inputs.
-    q_ref, k_ref, v_ref, do_ref, stats_ref, q_side_ref, kv_side_ref,
-    # Outputs.
-    dq_hbm, dk_ref, dv_ref,
-    # Scratch.
-    dq_ref, dk_sum, dv_sum, load_semaphores, store_semaphores,
-    *,
-    shape: Shape,
-    sizes: BlockSizes,
-):  # fmt: skip
-  del kv_blocks
-  batch, kv_head = pl.program_id(0), pl.program_id(1)
-  step = pl.program_id(2)
-  kind = kinds[entry(kinds, batch, step)]
-  slot = kind >> tile_visits.SLOT_SHIFT
+class _Tables(NamedTuple):
+  """In scalar memory: the visits, and arithmetic that refs do instead."""
 
-  def has(bit):
-    return kind & bit != 0
+  kv_blocks: Any
+  heads: Any  # Of its group.
+  q_blocks: Any
+  kinds: Any
+  steps_after: Any  # [visits], 1, 2, ...
+  first_heads: Any  # [k], of the group that a kv head serves
 
-  def when(condition):
-    return pl.when(condition)
 
-  def dq_block(step):
-    """Where the sums of a visit's queries live."""
-    visit = entry(kinds, batch, step)
-    first = pl.multiple_of(q_blocks[visit] * sizes.q, sizes.q)
-    head = first_heads[kv_head] + heads[visit]
-    lane = pl.multiple_of(head * shape.q_width, shape.q_width)
-    return dq_hbm.at[batch, pl.ds(first, sizes.q), pl.ds(lane, shape.q_width)]
+class _Inputs(NamedTuple):
+  q: Any
+  k: Any
+  v: Any
+  do: Any
+  stats: Any
+  q_side: Any
+  kv_side: Any
 
-  def load(step, slot):
-    return pltpu.make_async_copy(
-        dq_block(step), dq_ref.at[slot], load_semaphores.at[slot]
-    )
 
-  def store(step, slot):
-    return pltpu.make_async_copy(
-        dq_ref.at[slot], dq_block(step), store_semaphores.at[slot]
-    )
+class _Outputs(NamedTuple):
+  dq: Any  # In main memory, see `Transfers`.
+  dk: Any
+  dv: Any
 
-  def slot_after(runs):
-    return lax.rem(slot + runs, tile_visits.NUM_SLOTS)
 
-  @when(has(tile_visits.RUN_START) & has(tile_visits.THIRD_RUN))
+class _Sums(NamedTuple):
+  """Scratch, fp32."""
+
+  dq: Any  # [slots, q, q_width]
+  dk: Any
+  dv: Any
+  load_semaphores: Any  # One a slot.
+  store_semaphores: Any
+
+
+def _kernel(tables, inputs, outputs, sums, *, shape: Shape, sizes: BlockSizes):
+  transfers = Transfers(tables, outputs.dq, sums, shape, sizes)
+  transfers.begin()
+
+  @pl.when(has(transfers.kind, tile_visits.FIRST))
   def _():
-    store(step, slot_after(1)).wait()  # Of the run before the last.
+    sums.dk[...] = jnp.zeros_like(sums.dk)
+    sums.dv[...] = jnp.zeros_like(sums.dv)
 
-  @when(has(tile_visits.LOAD))
+  run_tile(
+      transfers.kind,
+      pieces(sizes, keys_first=True),
+      functools.partial(
+          _add_piece, shape, inputs, sums, sums.dq.at[transfers.slot]
+      ),
+  )
+
+  @pl.when(has(transfers.kind, tile_visits.LAST))
   def _():
-    @when(has(tile_visits.WAIT))
-    def _():
-      load(step, slot).start()
+    outputs.dk[...] = (LN_2 * sums.dk[...]).astype(outputs.dk.dtype)
+    outputs.dv[...] = sums.dv[...].astype(outputs.dv.dtype)
 
-    load(step, slot).wait()
+  transfers.end()
 
-  @when(has(tile_visits.RUN_START) & ~has(tile_visits.LOAD))
-  def _():
-    dq_ref[slot] = jnp.zeros(dq_ref.shape[1:], dq_ref.dtype)
 
-  @when(has(tile_visits.PREFETCH))
-  def _():
-    load(steps_after[step], slot_after(1)).start()
+def _add_piece(shape: Shape, inputs, sums, dq, rows, keys, masked: bool):
+  """Adds the gradients of some queries and keys to their sums."""
 
-  @when(has(tile_visits.FIRST))
-  def _():
-    dk_sum[...] = jnp.zeros_like(dk_sum)
-    dv_sum[...] = jnp.zeros_like(dv_sum)
+  def stat(row):
+    return inputs.stats[row : row + 1, rows]
 
-  def tile(masked: bool):
-    for j in range(sizes.kv // sizes.kv_compute):
-      for i in range(sizes.q // sizes.q_compute):
-        piece(
-            pl.ds(i * sizes.q_compute, sizes.q_compute),
-            pl.ds(j * sizes.kv_compute, sizes.kv_compute),
-            masked,
-        )
-
-  def piece(rows, keys, masked):
+  if masked:
+    seen = visible(shape, inputs, rows, keys, keys_first=True)
+  do = inputs.do[rows]
+  dp = dot(inputs.v[keys], do, NT)
+  mixed = None
+  for c in range(shape.maps):
+    q = shape.select(inputs.q[rows, shape.q_lanes(c)], c)
+    k = inputs.k[keys, shape.k_lanes(c)]
+    scores = dot(k, q, NT)
     if masked:
-      seen = tile_visits.visible(
-          [q_side_ref[r : r + 1, rows] for r in range(q_side_ref.shape[0])],
-          [column(kv_side_ref[r : r + 1, keys])
-           for r in range(kv_side_ref.shape[0])],
-          causal=shape.causal,
-          window=shape.window,
-      )  # fmt: skip
-    do = do_ref[rows]
-    dp = dot(v_ref[keys], do, NT)
-    mixed = None
-    for c in range(shape.maps):
-      q = shape.select(q_ref[rows, shape.q_lanes(c)], c)
-      k = k_ref[keys, shape.k_lanes(c)]
-      scores = dot(k, q, NT)
-      if masked:
-        scores = jnp.where(seen, scores, MASKED_SCORE)
+      scores = jnp.where(seen, scores, MASKED_SCORE)
+    probs = jnp.exp2(scores - stat(c))
+    if c:
+      probs = probs * stat(2 * shape.maps + c)
+    mixed = probs if mixed is None else mixed + probs
+    ds = (probs * (dp - stat(shape.maps + c))).astype(q.dtype)
+    sums.dk[keys, shape.k_lanes(c)] += dot(ds, q, NN)
+    dq[rows, shape.q_lanes(c)] += dot(ds, shape.select(k, c), TN)
+  sums.dv[keys] += dot(mixed.astype(do.dtype), do, NN)
 
-      def stat(row):
-        return stats_ref[row : row + 1, rows]
 
-      probs = jnp.exp2(scores - stat(c))
-      if c:
-        probs = probs * stat(2 * shape.maps + c)
-      mixed = probs if mixed is None else mixed + probs
-      ds = (probs * (dp - stat(shape.maps + c))).astype(q.dtype)
-      dk_sum[keys, shape.k_lanes(c)] += dot(ds, q, NN)
-      dq_ref[slot, rows, shape.q_lanes(c)] += dot(ds, shape.select(k, c), TN)
-    dv_sum[keys] += dot(mixed.astype(do.dtype), do, NN)
+def _specs(shape: Shape, sizes, sides, stats) -> tuple[_Inputs, _Outputs]:
+  """The blocks that a step of the grid (b, k, visits) reads and writes."""
 
-  @when(has(tile_visits.COMPUTE) & ~has(tile_visits.MASKED))
-  def _():
-    tile(masked=False)
+  def q_place(b, kv_head, s, tables):
+    visit = entry(tables.heads, b, s)
+    head = tables.first_heads[kv_head] + tables.heads[visit]
+    return head, tables.q_blocks[visit]
 
-  @when(has(tile_visits.MASKED))
-  def _():
-    tile(masked=True)
+  def q_index(b, *place):
+    head, block = q_place(b, *place)
+    return b, block, head
 
-  @when(has(tile_visits.LAST))
-  def _():
-    dk_ref[...] = (LN_2 * dk_sum[...]).astype(dk_ref.dtype)
-    dv_ref[...] = dv_sum[...].astype(dv_ref.dtype)
+  def row_index(b, *place):
+    head, block = q_place(b, *place)
+    return b, head, 0, block
 
-  @when(has(tile_visits.RUN_END))
-  def _():
-    store(step, slot).start()
+  def q_side_index(b, *place):
+    _, block = q_place(b, *place)
+    return *entry(sides.q, b, 0), block
 
-  @when(has(tile_visits.DRAIN))
-  def _():
-    @when(has(tile_visits.SECOND_RUN))
-    def _():
-      store(step, slot_after(2)).wait()
+  def kv_index(b, kv_head, s, tables):
+    return b, tables.kv_blocks[entry(tables.kv_blocks, b, s)], kv_head
 
-    store(step, slot).wait()
+  def kv_side_index(b, *place):
+    _, block, _ = kv_index(b, *place)
+    return *entry(sides.kv, b, 0), block
+
+  e = shape.value_width
+  k = pl.BlockSpec((None, sizes.kv, shape.k_width), kv_index)
+  v = pl.BlockSpec((None, sizes.kv, e), kv_index)
+  inputs = _Inputs(
+      q=pl.BlockSpec((None, sizes.q, shape.q_width), q_index),
+      k=k,
+      v=v,
+      do=pl.BlockSpec((None, sizes.q, e), q_index),
+      stats=pl.BlockSpec((None, None, stats.shape[2], sizes.q), row_index),
+      q_side=pl.BlockSpec((None, sides.q.shape[1], sizes.q), q_side_index),
+      kv_side=pl.BlockSpec((None, sides.kv.shape[1], sizes.kv), kv_side_index),
+  )
+  return inputs, _Outputs(pl.BlockSpec(memory_space=pl.ANY), k, v)
+
+
+def _scratch(shape: Shape, sizes) -> _Sums:
+  slots = tile_visits.NUM_SLOTS
+  return _Sums(
+      dq=pltpu.VMEM((slots, sizes.q, shape.q_width), jnp.float32),
+      dk=pltpu.VMEM((sizes.kv, shape.k_width), jnp.float32),
+      dv=pltpu.VMEM((sizes.kv, shape.value_width), jnp.float32),
+      load_semaphores=pltpu.SemaphoreType.DMA((slots,)),
+      store_semaphores=pltpu.SemaphoreType.DMA((slots,)),
+  )
 
 
 def backward(shape: Shape, sizes, visits, sides, q, k, v, do, stats):
@@ -197,78 +206,40 @@ def backward(shape: Shape, sizes, visits, sides, q, k, v, do, stats):
     dq [b, t, n * q_width] in fp32, without the scale; dk and dv as k and v.
   """
   b, t, _ = q.shape
-  e = shape.value_width
   blocks = t // sizes.q
   first_heads = jnp.arange(0, shape.heads, shape.groups, dtype=jnp.int32)
   steps_after = jnp.arange(1, visits.kind.shape[1] + 1, dtype=jnp.int32)
-  tables = (
-      visits.outer,
-      visits.inner // blocks,
-      visits.inner % blocks,
-      visits.kind,
-      varying_like(steps_after, visits),
-      varying_like(first_heads, visits),
+  tables = _Tables(
+      kv_blocks=visits.outer,
+      heads=visits.inner // blocks,
+      q_blocks=visits.inner % blocks,
+      kinds=visits.kind,
+      steps_after=varying_like(steps_after, visits),
+      first_heads=varying_like(first_heads, visits),
   )
-
-  def q_place(b, kv_head, s, _, heads, q_blocks, __, ___, first_heads):
-    visit = entry(heads, b, s)
-    return b, first_heads[kv_head] + heads[visit], q_blocks[visit]
-
-  def q_index(*args):
-    b, head, block = q_place(*args)
-    return b, block, head
-
-  def row_index(*args):
-    b, head, block = q_place(*args)
-    return b, head, 0, block
-
-  def q_side_index(*args):
-    b, _, block = q_place(*args)
-    return *entry(sides.q, b, 0), block
-
-  def kv_index(b, kv_head, s, kv_blocks, *_):
-    return b, kv_blocks[entry(kv_blocks, b, s)], kv_head
-
-  def kv_side_index(*args):
-    b, block, _ = kv_index(*args)
-    return *entry(sides.kv, b, 0), block
-
-  k_spec = pl.BlockSpec((None, sizes.kv, shape.k_width), kv_index)
-  v_spec = pl.BlockSpec((None, sizes.kv, e), kv_index)
-  like = (q, k, v, do, stats, sides, visits)
-  return pl.pallas_call(
+  inputs = _Inputs(q, k, v, do, stats, *sides)
+  in_specs, out_specs = _specs(shape, sizes, sides, stats)
+  like = (inputs, visits)
+  (outputs,) = pl.pallas_call(
       functools.partial(_kernel, shape=shape, sizes=sizes),
       grid_spec=pltpu.PrefetchScalarGridSpec(
-          num_scalar_prefetch=len(tables),
+          num_scalar_prefetch=1,
           grid=(b, shape.heads // shape.groups, visits.count),
-          in_specs=[
-              pl.BlockSpec((None, sizes.q, shape.q_width), q_index),
-              k_spec,
-              v_spec,
-              pl.BlockSpec((None, sizes.q, e), q_index),
-              pl.BlockSpec((None, None, stats.shape[2], sizes.q), row_index),
-              pl.BlockSpec((None, sides.q.shape[1], sizes.q), q_side_index),
-              pl.BlockSpec((None, sides.kv.shape[1], sizes.kv), kv_side_index),
-          ],
-          out_specs=[pl.BlockSpec(memory_space=pl.ANY), k_spec, v_spec],
-          scratch_shapes=[
-              pltpu.VMEM(
-                  (tile_visits.NUM_SLOTS, sizes.q, shape.q_width), jnp.float32
-              ),
-              pltpu.VMEM((sizes.kv, shape.k_width), jnp.float32),
-              pltpu.VMEM((sizes.kv, e), jnp.float32),
-              pltpu.SemaphoreType.DMA((tile_visits.NUM_SLOTS,)),
-              pltpu.SemaphoreType.DMA((tile_visits.NUM_SLOTS,)),
-          ],
+          in_specs=(in_specs,),
+          out_specs=(out_specs,),
+          scratch_shapes=(_scratch(shape, sizes),),
       ),
-      out_shape=[
-          out_struct(q.shape, jnp.float32, like),
-          out_struct(k.shape, k.dtype, like),
-          out_struct(v.shape, v.dtype, like),
-      ],
+      out_shape=(
+          _Outputs(
+              dq=out_struct(q.shape, jnp.float32, like),
+              dk=out_struct(k.shape, k.dtype, like),
+              dv=out_struct(v.shape, v.dtype, like),
+          ),
+      ),
       compiler_params=pltpu.CompilerParams(
           dimension_semantics=("parallel", "parallel", "arbitrary"),
           vmem_limit_bytes=shape.vmem_limit_bytes,
       ),
       name="diff_attention_backward",
-  )(*tables, q, k, v, do, stats, *sides)
+  )(tables, inputs)
+  return tuple(outputs)

@@ -8,8 +8,10 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
-from diff_jax.kernels.attention.block_sizes import LANES
+from diff_jax.kernels.attention import tile_visits
+from diff_jax.kernels.attention.block_sizes import LANES, BlockSizes
 
 LN_2 = math.log(2)
 MASKED_SCORE = -1e30  # Finite: -inf - -inf is not a number.
@@ -69,6 +71,63 @@ class Shape:
     lane = lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1)
     keep = (lane >= c * self.map_width) & (lane < (c + 1) * self.map_width)
     return jnp.where(keep, x, jnp.zeros_like(x))
+
+
+def has(kind, bit):
+  """Whether a bit of `tile_visits.Visits.kind` is set."""
+  return kind & bit != 0
+
+
+def pieces(sizes: BlockSizes, *, keys_first=False):
+  """(rows, keys) of each piece of a tile; which of the two changes last."""
+  rows, keys = (
+      [pl.ds(x, piece) for x in range(0, block, piece)]
+      for block, piece in (
+          (sizes.q, sizes.q_compute),
+          (sizes.kv, sizes.kv_compute),
+      )
+  )
+  if keys_first:
+    return [(row, key) for key in keys for row in rows]
+  return [(row, key) for row in rows for key in keys]
+
+
+def run_tile(kind, pieces, compute):
+  """Calls compute(rows, keys, masked) for each piece, if `kind` says so.
+
+  The pieces are unrolled twice: tiles that no mask touches do not pay for it.
+  """
+
+  def tile(masked):
+    for rows, keys in pieces:
+      compute(rows, keys, masked)
+
+  masks = has(kind, tile_visits.MASKED)
+  pl.when(has(kind, tile_visits.COMPUTE) & ~masks)(lambda: tile(False))
+  pl.when(masks)(lambda: tile(True))
+
+
+def visible(shape: Shape, inputs, rows, keys, *, keys_first: bool):
+  """Whether some queries see some keys: [rows, keys], or [keys, rows].
+
+  Args:
+    shape: static facts.
+    inputs: refs; of `q_side` and `kv_side`, see `tile_visits.Sides`.
+    rows: of the block of queries.
+    keys: of the block of keys.
+    keys_first: which way the scores lie.
+  """
+
+  def lines(side_ref, lanes, is_column):
+    found = [side_ref[r : r + 1, lanes] for r in range(side_ref.shape[0])]
+    return [column(x) for x in found] if is_column else found
+
+  return tile_visits.visible(
+      lines(inputs.q_side, rows, not keys_first),
+      lines(inputs.kv_side, keys, keys_first),
+      causal=shape.causal,
+      window=shape.window,
+  )
 
 
 def dot(x, y, dimensions):

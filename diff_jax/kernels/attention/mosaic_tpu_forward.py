@@ -10,6 +10,7 @@ are weighted, subtracted and rounded once, when a block of queries is done.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -26,106 +27,153 @@ from diff_jax.kernels.attention.mosaic_tpu_common import (
     column,
     dot,
     entry,
+    has,
     out_struct,
+    pieces,
+    run_tile,
     varying_like,
+    visible,
 )
 
 
-def _kernel(
-    # Tables in scalar memory.
-    q_blocks, kv_blocks, kinds, kv_heads_of,
-    # Inputs.
-    q_ref, k_ref, v_ref, weight_ref, q_side_ref, kv_side_ref,
-    # Outputs, then scratch.
-    *refs,
-    shape: Shape,
-    sizes,
-):  # fmt: skip
-  out_ref, lse_ref, *part_refs = refs[: 2 + len(shape.saved_maps)]
-  top_ref, total_ref, acc_ref = refs[2 + len(shape.saved_maps) :]
-  del q_blocks, kv_blocks, kv_heads_of
+class _Tables(NamedTuple):
+  """In scalar memory: the visits, and the kv head of each query head."""
+
+  q_blocks: Any
+  kv_blocks: Any
+  kinds: Any
+  kv_heads: Any
+
+
+class _Inputs(NamedTuple):
+  q: Any
+  k: Any
+  v: Any
+  weights: Any
+  q_side: Any
+  kv_side: Any
+
+
+class _Outputs(NamedTuple):
+  out: Any
+  lse: Any
+  parts: Any  # Outputs of the saved maps.
+
+
+class _Sums(NamedTuple):
+  """Scratch: what is known of a block of queries after some of its keys."""
+
+  top: Any  # [c, q, LANES], the maximum, one copy a lane
+  total: Any  # [c, q, LANES], of exp2(score - top), a part in each lane
+  acc: Any  # [c, q, e], of exp2(score - top) times v
+
+
+def _kernel(tables, inputs, outputs, sums, *, shape: Shape, sizes):
+  kinds = tables.kinds
   kind = kinds[entry(kinds, pl.program_id(0), pl.program_id(2))]
 
-  def has(bit):
-    return kind & bit != 0
-
-  @pl.when(has(tile_visits.FIRST))
+  @pl.when(has(kind, tile_visits.FIRST))
   def _():
-    top_ref[...] = jnp.full_like(top_ref, MASKED_SCORE)
-    total_ref[...] = jnp.zeros_like(total_ref)
-    acc_ref[...] = jnp.zeros_like(acc_ref)
+    sums.top[...] = jnp.full_like(sums.top, MASKED_SCORE)
+    sums.total[...] = jnp.zeros_like(sums.total)
+    sums.acc[...] = jnp.zeros_like(sums.acc)
 
-  def tile(masked: bool):
-    for i in range(sizes.q // sizes.q_compute):
-      for j in range(sizes.kv // sizes.kv_compute):
-        piece(
-            pl.ds(i * sizes.q_compute, sizes.q_compute),
-            pl.ds(j * sizes.kv_compute, sizes.kv_compute),
-            masked,
-        )
+  run_tile(
+      kind,
+      pieces(sizes),
+      functools.partial(_add_piece, shape, inputs, sums),
+  )
 
-  def piece(rows, keys, masked):
+  @pl.when(has(kind, tile_visits.LAST))
+  def _():
+    _write(shape, inputs.weights, sums, outputs)
+
+
+def _add_piece(shape: Shape, inputs, sums, rows, keys, masked: bool):
+  """Adds some keys to the sums of some queries."""
+  if masked:
+    seen = visible(shape, inputs, rows, keys, keys_first=False)
+  v = inputs.v[keys]
+  for c in range(shape.maps):
+    scores = dot(
+        shape.select(inputs.q[rows, shape.q_lanes(c)], c),
+        inputs.k[keys, shape.k_lanes(c)],
+        NT,
+    )
     if masked:
-      seen = tile_visits.visible(
-          [column(q_side_ref[r : r + 1, rows])
-           for r in range(q_side_ref.shape[0])],
-          [kv_side_ref[r : r + 1, keys] for r in range(kv_side_ref.shape[0])],
-          causal=shape.causal,
-          window=shape.window,
-      )  # fmt: skip
-    v = v_ref[keys]
-    for c in range(shape.maps):
-      scores = dot(
-          shape.select(q_ref[rows, shape.q_lanes(c)], c),
-          k_ref[keys, shape.k_lanes(c)],
-          NT,
-      )
-      if masked:
-        scores = jnp.where(seen, scores, MASKED_SCORE)
-      before = top_ref[c, rows]
-      top = jnp.maximum(before, scores.max(-1, keepdims=True))
-      decay = jnp.exp2(before - top)
-      probs = jnp.exp2(scores - _tile(top, scores.shape[1]))
-      parts = sum(
-          probs[:, x : x + LANES] for x in range(0, probs.shape[1], LANES)
-      )
-      top_ref[c, rows] = top
-      total_ref[c, rows] = decay * total_ref[c, rows] + parts
-      gathered = dot(probs.astype(v.dtype), v, NN)
-      acc_ref[c, rows] = (
-          _tile(decay, acc_ref.shape[2]) * acc_ref[c, rows] + gathered
-      )
+      scores = jnp.where(seen, scores, MASKED_SCORE)
+    before = sums.top[c, rows]
+    top = jnp.maximum(before, scores.max(-1, keepdims=True))
+    decay = jnp.exp2(before - top)
+    probs = jnp.exp2(scores - _tile(top, scores.shape[1]))
+    parts = sum(
+        probs[:, x : x + LANES] for x in range(0, probs.shape[1], LANES)
+    )
+    sums.top[c, rows] = top
+    sums.total[c, rows] = decay * sums.total[c, rows] + parts
+    gathered = dot(probs.astype(v.dtype), v, NN)
+    sums.acc[c, rows] = (
+        _tile(decay, sums.acc.shape[2]) * sums.acc[c, rows] + gathered
+    )
 
-  @pl.when(has(tile_visits.COMPUTE) & ~has(tile_visits.MASKED))
-  def _():
-    tile(masked=False)
 
-  @pl.when(has(tile_visits.MASKED))
-  def _():
-    tile(masked=True)
-
-  @pl.when(has(tile_visits.LAST))
-  def _():
-    out = None
-    for c in range(shape.maps):
-      top = top_ref[c, :, :1]
-      total = total_ref[c].sum(-1, keepdims=True)
-      blind = top < MASKED_SCORE / 2  # It has seen no key.
-      o = acc_ref[c] * jnp.where(blind, 0.0, 1 / total)
-      lse = jnp.where(blind, -jnp.inf, LN_2 * (top + jnp.log2(total)))
-      lse_ref[c : c + 1] = jnp.broadcast_to(lse, (lse.shape[0], LANES)).T[:1]
-      if c in shape.saved_maps:
-        part_ref = part_refs[shape.saved_maps.index(c)]
-        part_ref[...] = o.astype(part_ref.dtype)
-      if c or not shape.first_weight_is_one:
-        o = o * column(weight_ref[c : c + 1])
-      out = o if out is None else out + o
-    out_ref[...] = out.astype(out_ref.dtype)
+def _write(shape: Shape, weights, sums, outputs):
+  """Turns the sums of a block of queries into its outputs."""
+  out = None
+  for c in range(shape.maps):
+    top = sums.top[c, :, :1]
+    total = sums.total[c].sum(-1, keepdims=True)
+    blind = top < MASKED_SCORE / 2  # It has seen no key.
+    o = sums.acc[c] * jnp.where(blind, 0.0, 1 / total)
+    lse = jnp.where(blind, -jnp.inf, LN_2 * (top + jnp.log2(total)))
+    outputs.lse[c : c + 1] = jnp.broadcast_to(lse, (lse.shape[0], LANES)).T[:1]
+    if c in shape.saved_maps:
+      part = outputs.parts[shape.saved_maps.index(c)]
+      part[...] = o.astype(part.dtype)
+    if c or not shape.first_weight_is_one:
+      o = o * column(weights[c : c + 1])
+    out = o if out is None else out + o
+  outputs.out[...] = out.astype(outputs.out.dtype)
 
 
 def _tile(x, width):
   """Repeats one copy a lane up to `width` lanes."""
   return jnp.tile(x, (1, width // x.shape[1]))
+
+
+def _specs(shape: Shape, sizes, sides) -> tuple[_Inputs, _Outputs]:
+  """The blocks that a step of the grid (b, n, visits) reads and writes."""
+
+  def q_index(b, n, s, tables):
+    return b, tables.q_blocks[entry(tables.q_blocks, b, s)], n
+
+  def kv_index(b, n, s, tables):
+    block = tables.kv_blocks[entry(tables.kv_blocks, b, s)]
+    return b, block, tables.kv_heads[n]
+
+  def row_index(b, n, s, tables):
+    return b, n, 0, tables.q_blocks[entry(tables.q_blocks, b, s)]
+
+  def q_side_index(b, n, s, tables):
+    block = tables.q_blocks[entry(tables.q_blocks, b, s)]
+    return *entry(sides.q, b, 0), block
+
+  def kv_side_index(b, n, s, tables):
+    block = tables.kv_blocks[entry(tables.kv_blocks, b, s)]
+    return *entry(sides.kv, b, 0), block
+
+  e = shape.value_width
+  rows = pl.BlockSpec((None, None, shape.maps, sizes.q), row_index)
+  out = pl.BlockSpec((None, sizes.q, e), q_index)
+  inputs = _Inputs(
+      q=pl.BlockSpec((None, sizes.q, shape.q_width), q_index),
+      k=pl.BlockSpec((None, sizes.kv, shape.k_width), kv_index),
+      v=pl.BlockSpec((None, sizes.kv, e), kv_index),
+      weights=rows,
+      q_side=pl.BlockSpec((None, sides.q.shape[1], sizes.q), q_side_index),
+      kv_side=pl.BlockSpec((None, sides.kv.shape[1], sizes.kv), kv_side_index),
+  )
+  return inputs, _Outputs(out, rows, [out] * len(shape.saved_maps))
 
 
 def forward(shape: Shape, sizes, visits, sides, q, k, v, weights):
@@ -146,57 +194,34 @@ def forward(shape: Shape, sizes, visits, sides, q, k, v, weights):
   """
   b, t, _ = q.shape
   n, e = shape.heads, shape.value_width
-
-  kv_heads_of = jnp.arange(n, dtype=jnp.int32) // shape.groups
-  tables = (*visits[:3], varying_like(kv_heads_of, visits))
-
-  def q_index(b, n, s, q_blocks, *_):
-    return b, q_blocks[entry(q_blocks, b, s)], n
-
-  def kv_index(b, n, s, _, kv_blocks, __, kv_heads_of):
-    return b, kv_blocks[entry(kv_blocks, b, s)], kv_heads_of[n]
-
-  def row_index(b, n, s, q_blocks, *_):
-    return b, n, 0, q_blocks[entry(q_blocks, b, s)]
-
-  def q_side_index(b, n, s, q_blocks, *_):
-    return entry(sides.q, b, 0) + (q_blocks[entry(q_blocks, b, s)],)
-
-  def kv_side_index(b, n, s, _, kv_blocks, *__):
-    return entry(sides.kv, b, 0) + (kv_blocks[entry(kv_blocks, b, s)],)
-
-  row_spec = pl.BlockSpec((None, None, shape.maps, sizes.q), row_index)
-  out_spec = pl.BlockSpec((None, sizes.q, e), q_index)
-  parts = len(shape.saved_maps)
-  like = (q, k, v, weights, sides, visits)
-  return pl.pallas_call(
+  kv_heads = jnp.arange(n, dtype=jnp.int32) // shape.groups
+  tables = _Tables(*visits[:3], varying_like(kv_heads, visits))
+  inputs = _Inputs(q, k, v, weights, *sides)
+  in_specs, out_specs = _specs(shape, sizes, sides)
+  like = (inputs, visits)
+  part = out_struct((b, t, n * e), v.dtype, like)
+  of_maps = pltpu.VMEM((shape.maps, sizes.q, LANES), jnp.float32)
+  acc = pltpu.VMEM((shape.maps, sizes.q, e), jnp.float32)
+  (outputs,) = pl.pallas_call(
       functools.partial(_kernel, shape=shape, sizes=sizes),
       grid_spec=pltpu.PrefetchScalarGridSpec(
-          num_scalar_prefetch=len(tables),
+          num_scalar_prefetch=1,
           grid=(b, n, visits.count),
-          in_specs=[
-              pl.BlockSpec((None, sizes.q, shape.q_width), q_index),
-              pl.BlockSpec((None, sizes.kv, shape.k_width), kv_index),
-              pl.BlockSpec((None, sizes.kv, e), kv_index),
-              row_spec,
-              pl.BlockSpec((None, sides.q.shape[1], sizes.q), q_side_index),
-              pl.BlockSpec((None, sides.kv.shape[1], sizes.kv), kv_side_index),
-          ],
-          out_specs=[out_spec, row_spec] + [out_spec] * parts,
-          scratch_shapes=[
-              pltpu.VMEM((shape.maps, sizes.q, LANES), jnp.float32),
-              pltpu.VMEM((shape.maps, sizes.q, LANES), jnp.float32),
-              pltpu.VMEM((shape.maps, sizes.q, e), jnp.float32),
-          ],
+          in_specs=(in_specs,),
+          out_specs=(out_specs,),
+          scratch_shapes=(_Sums(top=of_maps, total=of_maps, acc=acc),),
       ),
-      out_shape=[
-          out_struct((b, t, n * e), shape.out_dtype, like),
-          out_struct((b, n, shape.maps, t), jnp.float32, like),
-          *[out_struct((b, t, n * e), v.dtype, like)] * parts,
-      ],
+      out_shape=(
+          _Outputs(
+              out=out_struct((b, t, n * e), shape.out_dtype, like),
+              lse=out_struct((b, n, shape.maps, t), jnp.float32, like),
+              parts=[part] * len(shape.saved_maps),
+          ),
+      ),
       compiler_params=pltpu.CompilerParams(
           dimension_semantics=("parallel", "parallel", "arbitrary"),
           vmem_limit_bytes=shape.vmem_limit_bytes,
       ),
       name="diff_attention_forward",
-  )(*tables, q, k, v, weights, *sides)
+  )(tables, inputs)
+  return outputs.out, outputs.lse, *outputs.parts

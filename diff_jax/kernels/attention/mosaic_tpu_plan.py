@@ -6,15 +6,18 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from diff_jax.kernels.attention import block_sizes as block_sizes_lib
-from diff_jax.kernels.attention.block_sizes import LANES, BlockSizes, round_up
+from diff_jax.kernels.attention import mosaic_tpu_sizes
+from diff_jax.kernels.attention.block_sizes import (
+    LANES,
+    BlockSizes,
+    chip,
+    round_up,
+)
 from diff_jax.kernels.attention.mosaic_tpu_common import Shape
 
 DTYPES = (jnp.bfloat16, jnp.float32)
 MAX_WIDTH = 256  # Of one map, and of half a value head.
 MAX_MAPS = 2
-# The tables of visits share scalar memory, 1 MiB, with what the compiler needs.
-MAX_TABLE_BYTES = 768 * 1024
 
 
 class Plan(NamedTuple):
@@ -38,50 +41,62 @@ def unsupported(q, k, v, *, bias_slopes=None, sink=None, **masks) -> str | None:
   for name, x in (("bias_slopes", bias_slopes), ("sink", sink)):
     if x is not None:
       return f"{name} is given"
-  table = _table_bytes(q, k, v, **masks)
-  if table > MAX_TABLE_BYTES:
+  plan = make_plan(
+      q, k, v, out_dtype=q.dtype, first_weight_is_one=True, **masks
+  )
+  table = mosaic_tpu_sizes.table_bytes(
+      plan.shape, plan.backward, q.shape[1], k.shape[1], _rows(q, **masks)
+  )
+  if table > mosaic_tpu_sizes.MAX_TABLE_BYTES:
     return (
         f"the tables of visited tiles need {table:,} bytes of scalar memory,"
-        f" more than {MAX_TABLE_BYTES:,}"
+        f" more than {mosaic_tpu_sizes.MAX_TABLE_BYTES:,}"
     )
   return None
 
 
-def _table_bytes(
-    q, k, v, *, q_offset=0, kv_offset=0, segment_ids=None, window=None, **_
-):
-  """Of the backward kernel's: five numbers a tile."""
-  _, sizes = block_sizes_lib.choose(
-      q, k, v, window=window, segmented=segment_ids is not None
-  )
-  batched = segment_ids is not None or any(
-      jnp.ndim(x) and jnp.shape(x)[0] > 1 for x in (q_offset, kv_offset)
-  )
-  tiles = -(-q.shape[1] // sizes.q) * -(-k.shape[1] // sizes.kv)
-  groups = q.shape[2] // k.shape[2]
-  return 5 * 4 * tiles * groups * (q.shape[0] if batched else 1)
-
-
 def make_plan(
-    q, k, v, *, causal=True, window=None, segment_ids=None, scale=None,
-    out_dtype, first_weight_is_one, sizes=None,
+    q, k, v, *, causal=True, window=None, scale=None, out_dtype,
+    first_weight_is_one, sizes=None, **masks,
 ) -> Plan:  # fmt: skip
   """The plan of a supported call.
 
   Args:
-    q, k, v, causal, window, segment_ids, scale: as for `api.attention`.
+    q, k, v, causal, window, scale: as for `api.attention`.
     out_dtype: of the output.
     first_weight_is_one: see `mosaic_tpu.attention`.
     sizes: of the forward and the backward kernel; None chooses.
+    **masks: segments and offsets, as for `api.attention`.
   """
+  shape = _make_shape(
+      q, k, v, causal=causal, window=window, out_dtype=out_dtype,
+      first_weight_is_one=first_weight_is_one,
+  )  # fmt: skip
+  t, s = q.shape[1], k.shape[1]
+  if sizes is None:
+    sizes = mosaic_tpu_sizes.choose(
+        shape, t, s, itemsize=q.dtype.itemsize,
+        segmented=masks.get("segment_ids") is not None, rows=_rows(q, **masks),
+    )  # fmt: skip
+  scale = q.shape[-1] ** -0.5 if scale is None else scale
+  return Plan(shape, *(size.fit(t, s) for size in sizes), scale)
+
+
+def _rows(q, *, segment_ids=None, q_offset=0, kv_offset=0, **_) -> int:
+  """Sequences that have tables of visits of their own, or 1."""
+  one_for_all = segment_ids is None and all(
+      jnp.ndim(x) == 0 or jnp.shape(x)[0] == 1 for x in (q_offset, kv_offset)
+  )
+  return 1 if one_for_all else q.shape[0]
+
+
+def _make_shape(
+    q, k, v, *, causal, window, out_dtype, first_weight_is_one
+) -> Shape:
   n, c, h = q.shape[2:]
   kv_heads, key_maps = k.shape[2:4]
-  if sizes is None:
-    sizes = block_sizes_lib.choose(
-        q, k, v, window=window, segmented=segment_ids is not None
-    )
   packs = c == key_maps == 2 and h <= LANES // 2
-  shape = Shape(
+  return Shape(
       heads=n,
       groups=n // kv_heads,
       maps=c,
@@ -93,8 +108,5 @@ def make_plan(
       first_weight_is_one=first_weight_is_one,
       saved_maps=tuple(range(int(first_weight_is_one), c)),
       out_dtype=jnp.dtype(out_dtype),
-      vmem_limit_bytes=block_sizes_lib.chip().vmem_bytes,
+      vmem_limit_bytes=chip().vmem_bytes,
   )
-  scale = h**-0.5 if scale is None else scale
-  t, s = q.shape[1], k.shape[1]
-  return Plan(shape, *(size.fit(t, s) for size in sizes), scale)

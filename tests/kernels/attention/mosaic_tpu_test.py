@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from diff_jax.kernels.attention import (
     api,
     block_sizes,
     mosaic_tpu,
     reference,
-    tile_visits,
 )
-from diff_jax.kernels.attention import masking as masking_lib
 from tests.kernels.attention import cases
 
 # The smallest tiles, so that short sequences have several.
@@ -186,61 +186,6 @@ def test_bf16_error_is_at_most_twice_that_of_xla():
     assert error <= max(allowed, 2**-8), f"{name}: {error} > {allowed}"
 
 
-# Tables.
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("seed", range(3))
-def test_visited_tiles_hold_every_visible_pair(causal, window, seed):
-  rng = np.random.default_rng(seed)
-  t, s, block = 40, 64, 8
-  segments = None
-  if seed:
-    segments = tuple(
-        jnp.sort(jnp.asarray(rng.integers(0, 4, (2, length))))
-        for length in (t, s)
-    )
-  masking = masking_lib.make_masking(
-      t, s, segments, rng.integers(0, 30, (1, 2)), rng.integers(0, 30, 2)
-  )
-  sides = tile_visits.pad_sides(masking, t, s)
-  needed, full = tile_visits.tiles(
-      sides, block, block, causal=causal, window=window
-  )
-  mask = masking_lib.visible(masking, causal=causal, window=window)
-  mask = np.ones((1, t, s), bool) if mask is None else np.asarray(mask)
-  mask = mask.reshape(-1, t // block, block, s // block, block)
-  assert not (mask.any((2, 4)) & ~needed).any()
-  assert not (full & ~mask.all((2, 4))).any()
-
-  visits = tile_visits.visit(needed, full)
-  outer, inner, kind = (np.asarray(x) for x in visits[:3])
-  for row in range(kind.shape[0]):
-    active = kind[row] > 0
-    visited = np.zeros(needed.shape[1:], bool)
-    visited[outer[row][active], inner[row][active]] = True
-    assert visited.sum() == active.sum()
-    assert (visited >= np.asarray(needed[row])).all()
-    assert visited.any(1).all()
-  assert visits.count == (kind > 0).sum(1).max()
-
-
-def test_block_sizes_are_checked():
-  with pytest.raises(ValueError, match="kv=100 must be a positive multiple"):
-    block_sizes.BlockSizes(128, 100, 128, 100)
-  with pytest.raises(ValueError, match="q_compute=256 must divide q=384"):
-    block_sizes.BlockSizes(384, 128, 256, 128)
-
-
-@pytest.mark.parametrize("t", [1, 127, 600, 1024, 1025, 5000])
-def test_fitted_blocks_pad_little(t):
-  sizes = block_sizes.BlockSizes(1024, 1024, 512, 512).fit(t, t)
-  padded = block_sizes.round_up(t, sizes.q)
-  assert sizes.q <= 1024
-  assert padded - t < max(128 * (padded // sizes.q), 1) * 4
-
-
 # Dispatch.
 
 
@@ -300,3 +245,42 @@ def test_vmap_runs_the_kernels_one_by_one():
       found,
       run("reference"),
   )
+
+
+def test_two_devices_have_no_races():
+  """In `shard_map`, with tables of each device's own segments."""
+  mesh = jax.make_mesh(
+      (2,), ("batch",), axis_types=(AxisType.Explicit,),
+      devices=jax.devices()[:2],
+  )  # fmt: skip
+  case = cases.Case(
+      b=2, t=160, s=160, n=1, k=1, weights=(1, 2),
+      options=dict(segment_ids=np.concatenate([
+          _ids((70, 1), (70, 2), (20, 0)), _ids((10, 1), (150, 2))
+      ])),
+  )  # fmt: skip
+  inputs, cotangents = cases.make_inputs("two_devices", case)
+  segment_ids, out = case.options["segment_ids"], cotangents["out"]
+
+  def run(implementation, inputs, segment_ids, out):
+    def op(inputs):
+      return api.attention(
+          **inputs, segment_ids=segment_ids, implementation=implementation
+      )
+
+    result, vjp = jax.vjp(op, inputs)
+    return result, vjp(out)
+
+  inputs = jax.tree.map(jnp.asarray, inputs)
+  expected = jax.jit(functools.partial(run, "reference"))(
+      inputs, segment_ids, out
+  )
+  with jax.set_mesh(mesh), _interpreted():
+    spread = {name: P("batch") for name in "qkv"} | dict(weights=P())
+    found = jax.jit(functools.partial(run, "mosaic_tpu"))(
+        {name: jax.device_put(x, spread[name]) for name, x in inputs.items()},
+        *(jax.device_put(x, P("batch")) for x in (segment_ids, out)),
+    )
+    found = jax.tree.map(np.asarray, found)
+  for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    assert cases.relative_error(x, y) <= 1e-5
