@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
@@ -132,22 +133,26 @@ def rope(
   if style == "none":
     return x
   h = x.shape[-1]
-  frequencies = theta ** (-jnp.arange(0, h, 2, dtype=jnp.float32) / h)
-  angles = (
-      positions[:, :, None, None, None].astype(jnp.float32)
-      * frequencies[None, None, None, None, :]
+  lane = np.arange(h)
+  if style == "interleaved":
+    pair, other, is_first = lane // 2, lane ^ 1, lane % 2 == 0
+  else:
+    pair, other = lane % (h // 2), (lane + h // 2) % h
+    is_first = lane < h // 2
+  # (x_1, x_2) -> (-x_2, x_1) as a product with a signed permutation: exact, and
+  # a TPU moves single lanes far more slowly (kernels/attention/README.md).
+  turn = np.zeros((h, h), np.float32)
+  turn[other, lane] = np.where(is_first, -1, 1)
+  turned = jnp.einsum(
+      "btnch,hi->btnci",
+      x,
+      jnp.asarray(turn, x.dtype),
+      precision=jax.lax.Precision.HIGHEST,
   )
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
-  wide = x.astype(jnp.float32)
-  if style == "interleaved":
-    first, second = wide[..., 0::2], wide[..., 1::2]
-  else:
-    first, second = wide[..., : h // 2], wide[..., h // 2 :]
-  rotated = (first * cos - second * sin, first * sin + second * cos)
-  if style == "interleaved":
-    out = jnp.stack(rotated, axis=-1).reshape(x.shape)
-  else:
-    out = jnp.concatenate(rotated, axis=-1)
+  frequencies = jnp.asarray(theta ** (-2 * pair / h), jnp.float32)
+  angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
+  cos, sin = (f(angles)[:, :, None, None] for f in (jnp.cos, jnp.sin))
+  out = x.astype(jnp.float32) * cos + turned.astype(jnp.float32) * sin
   return out.astype(x.dtype)
 
 

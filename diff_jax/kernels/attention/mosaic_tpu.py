@@ -91,16 +91,17 @@ def _prepare(
 # Layout.
 
 
-def _flat(x, width: int, rows: int):
-  """[b, t, ..., w] -> [b, rows, ... * width], padded with zeros."""
-  x = x.reshape(*x.shape[:2], -1, x.shape[-1])
-  pad = ((0, 0), (0, rows - x.shape[1]), (0, 0), (0, width - x.shape[-1]))
-  return jnp.pad(x, pad).reshape(x.shape[0], rows, -1)
+def _by_head(x, width: int, rows: int):
+  """[b, t, n, ..., w] -> [b, n, rows, ... * width], padded with zeros."""
+  b, t, n = x.shape[:3]
+  x = jnp.swapaxes(x.reshape(b, t, n, -1, x.shape[-1]), 1, 2)
+  pad = ((0, 0), (0, 0), (0, rows - t), (0, 0), (0, width - x.shape[-1]))
+  return jnp.pad(x, pad).reshape(b, n, rows, -1)
 
 
-def _unflat(x, width: int, shape):
-  """Undoes `_flat`: the inner axes are of `shape`, x's are padded."""
-  x = x[:, : shape[1]].reshape(*shape[:-1], width)
+def _by_row(x, width: int, shape):
+  """Undoes `_by_head`: the result is of `shape`, x's axes are padded."""
+  x = jnp.swapaxes(x[:, :, : shape[1]], 1, 2).reshape(*shape[:-1], width)
   return x[..., : shape[-1]]
 
 
@@ -119,9 +120,9 @@ def _operands(plan, q, k, v, rows, keys):
   q = (q.astype(jnp.float32) * (plan.scale / LN_2)).astype(q.dtype)
   width, value_width = plan.shape.map_width, plan.shape.value_width
   return (
-      _flat(q, width, rows),
-      _flat(k, width, keys),
-      _flat(v, value_width, keys),
+      _by_head(q, width, rows),
+      _by_head(k, width, keys),
+      _by_head(v, value_width, keys),
   )
 
 
@@ -160,10 +161,10 @@ def _attention_fwd(plan, masking, q, k, v, weights):
   # Named before they become both output and residual, so that a policy that
   # keeps the name spares the backward pass a second run of the kernel.
   out, lse, saved = checkpoint_name(
-      (out[:, :t], lse[..., :t], [o[:, :t] for o in saved]), "attention"
+      (out[:, :, :t], lse[..., :t], [o[:, :, :t] for o in saved]), "attention"
   )
   out_shape = (*q.shape[:3], v.shape[-1])
-  public = _unflat(out, shape.value_width, out_shape), jnp.moveaxis(lse, 3, 1)
+  public = _by_row(out, shape.value_width, out_shape), jnp.moveaxis(lse, 3, 1)
   return public, (masking, q, k, v, weights, out, lse, saved)
 
 
@@ -189,15 +190,15 @@ def _attention_bwd(plan, residuals, cotangents):
       visits,
       sides,
       *_operands(plan, q, k, v, rows, keys),
-      _flat(do, shape.value_width, rows),
+      _by_head(do, shape.value_width, rows),
       stats,
   )
-  dq = plan.scale * _unflat(dq, shape.map_width, q.shape)
+  dq = plan.scale * _by_row(dq, shape.map_width, q.shape)
   return (
       None,
       dq.astype(q.dtype),
-      _unflat(dk, shape.map_width, k.shape),
-      _unflat(dv, shape.value_width, v.shape),
+      _by_row(dk, shape.map_width, k.shape),
+      _by_row(dv, shape.value_width, v.shape),
       jnp.moveaxis(dweights, 3, 1).astype(weights.dtype),
   )
 
@@ -219,7 +220,7 @@ def _dot_outputs(plan, dout, out, saved, w):
   dout = dout.astype(jnp.float32)
 
   def dot_rows(o):
-    o = _unflat(o, plan.shape.value_width, dout.shape).astype(jnp.float32)
+    o = _by_row(o, plan.shape.value_width, dout.shape).astype(jnp.float32)
     return jnp.moveaxis((dout * o).sum(-1), 1, 2)  # b n t
 
   rows = [dot_rows(o) for o in saved]

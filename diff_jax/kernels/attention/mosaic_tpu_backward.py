@@ -83,7 +83,7 @@ class _Sums(NamedTuple):
 
 
 def _kernel(tables, inputs, outputs, sums, *, shape: Shape, sizes: BlockSizes):
-  transfers = Transfers(tables, outputs.dq, sums, shape, sizes)
+  transfers = Transfers(tables, outputs.dq, sums, sizes)
   transfers.begin()
 
   @pl.when(has(transfers.kind, tile_visits.FIRST))
@@ -144,7 +144,7 @@ def _specs(shape: Shape, sizes, sides, stats) -> tuple[_Inputs, _Outputs]:
 
   def q_index(b, *place):
     head, block = q_place(b, *place)
-    return b, block, head
+    return b, head, block, 0
 
   def row_index(b, *place):
     head, block = q_place(b, *place)
@@ -155,20 +155,20 @@ def _specs(shape: Shape, sizes, sides, stats) -> tuple[_Inputs, _Outputs]:
     return *entry(sides.q, b, 0), block
 
   def kv_index(b, kv_head, s, tables):
-    return b, tables.kv_blocks[entry(tables.kv_blocks, b, s)], kv_head
+    return b, kv_head, tables.kv_blocks[entry(tables.kv_blocks, b, s)], 0
 
   def kv_side_index(b, *place):
-    _, block, _ = kv_index(b, *place)
+    *_, block, _ = kv_index(b, *place)
     return *entry(sides.kv, b, 0), block
 
   e = shape.value_width
-  k = pl.BlockSpec((None, sizes.kv, shape.k_width), kv_index)
-  v = pl.BlockSpec((None, sizes.kv, e), kv_index)
+  k = pl.BlockSpec((None, None, sizes.kv, shape.k_width), kv_index)
+  v = pl.BlockSpec((None, None, sizes.kv, e), kv_index)
   inputs = _Inputs(
-      q=pl.BlockSpec((None, sizes.q, shape.q_width), q_index),
+      q=pl.BlockSpec((None, None, sizes.q, shape.q_width), q_index),
       k=k,
       v=v,
-      do=pl.BlockSpec((None, sizes.q, e), q_index),
+      do=pl.BlockSpec((None, None, sizes.q, e), q_index),
       stats=pl.BlockSpec((None, None, stats.shape[2], sizes.q), row_index),
       q_side=pl.BlockSpec((None, sides.q.shape[1], sizes.q), q_side_index),
       kv_side=pl.BlockSpec((None, sides.kv.shape[1], sizes.kv), kv_side_index),
@@ -195,19 +195,19 @@ def backward(shape: Shape, sizes, visits, sides, q, k, v, do, stats):
     sizes: `BlockSizes`.
     visits: of (kv blocks, g * q blocks), with transfers.
     sides: positions and segments.
-    q: [b, t, n * q_width], scaled.
-    k: [b, s, k * k_width].
-    v: [b, s, k * e].
-    do: [b, t, n * e], times the sign of the first weight.
+    q: [b, n, t, q_width], scaled.
+    k: [b, k, s, k_width].
+    v: [b, k, s, e].
+    do: [b, n, t, e], times the sign of the first weight.
     stats: [b, n, 3c, t], fp32: in rows c the log2-sum-exp less log2 |w_c|, then
       delta_c, then the sign of w_c over that of w_1.
 
   Returns:
-    dq [b, t, n * q_width] in fp32, without the scale; dk and dv as k and v.
+    dq [b, n, t, q_width] in fp32, without the scale; dk and dv as k and v.
   """
-  b, t, _ = q.shape
+  b, n, t, _ = q.shape
   blocks = t // sizes.q
-  first_heads = jnp.arange(0, shape.heads, shape.groups, dtype=jnp.int32)
+  first_heads = jnp.arange(0, n, shape.groups, dtype=jnp.int32)
   steps_after = jnp.arange(1, visits.kind.shape[1] + 1, dtype=jnp.int32)
   tables = _Tables(
       kv_blocks=visits.outer,
@@ -224,7 +224,7 @@ def backward(shape: Shape, sizes, visits, sides, q, k, v, do, stats):
       functools.partial(_kernel, shape=shape, sizes=sizes),
       grid_spec=pltpu.PrefetchScalarGridSpec(
           num_scalar_prefetch=1,
-          grid=(b, shape.heads // shape.groups, visits.count),
+          grid=(b, k.shape[1], visits.count),
           in_specs=(in_specs,),
           out_specs=(out_specs,),
           scratch_shapes=(_scratch(shape, sizes),),

@@ -25,7 +25,6 @@ TN = (((0,), (0,)), ((), ()))
 class Shape:
   """What a kernel knows at trace time. Widths are padded, in lanes."""
 
-  heads: int
   groups: int  # Query heads of a kv head.
   maps: int
   key_maps: int

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward TPU kernel: one pass over K and V for all maps of a head.
 
-Arrays are [b, t, heads * width]: the maps of a head lie side by side in lanes,
-so that no transpose is needed on the way in or out. Scores are in units of
-log 2, their scale is part of q. Each map keeps its running maximum and sum,
+Arrays are [b, heads, t, width], the maps of a head side by side in lanes: see
+README.md for what other layouts cost in the rest of a layer. Scores are in units
+of log 2, their scale is part of q. Each map keeps its running maximum and sum,
 one copy (or part of the sum) a lane, and its own fp32 accumulator; the maps
 are weighted, subtracted and rounded once, when a block of queries is done.
 """
@@ -145,11 +145,11 @@ def _specs(shape: Shape, sizes, sides) -> tuple[_Inputs, _Outputs]:
   """The blocks that a step of the grid (b, n, visits) reads and writes."""
 
   def q_index(b, n, s, tables):
-    return b, tables.q_blocks[entry(tables.q_blocks, b, s)], n
+    return b, n, tables.q_blocks[entry(tables.q_blocks, b, s)], 0
 
   def kv_index(b, n, s, tables):
     block = tables.kv_blocks[entry(tables.kv_blocks, b, s)]
-    return b, block, tables.kv_heads[n]
+    return b, tables.kv_heads[n], block, 0
 
   def row_index(b, n, s, tables):
     return b, n, 0, tables.q_blocks[entry(tables.q_blocks, b, s)]
@@ -164,11 +164,11 @@ def _specs(shape: Shape, sizes, sides) -> tuple[_Inputs, _Outputs]:
 
   e = shape.value_width
   rows = pl.BlockSpec((None, None, shape.maps, sizes.q), row_index)
-  out = pl.BlockSpec((None, sizes.q, e), q_index)
+  out = pl.BlockSpec((None, None, sizes.q, e), q_index)
   inputs = _Inputs(
-      q=pl.BlockSpec((None, sizes.q, shape.q_width), q_index),
-      k=pl.BlockSpec((None, sizes.kv, shape.k_width), kv_index),
-      v=pl.BlockSpec((None, sizes.kv, e), kv_index),
+      q=pl.BlockSpec((None, None, sizes.q, shape.q_width), q_index),
+      k=pl.BlockSpec((None, None, sizes.kv, shape.k_width), kv_index),
+      v=pl.BlockSpec((None, None, sizes.kv, e), kv_index),
       weights=rows,
       q_side=pl.BlockSpec((None, sides.q.shape[1], sizes.q), q_side_index),
       kv_side=pl.BlockSpec((None, sides.kv.shape[1], sizes.kv), kv_side_index),
@@ -184,22 +184,22 @@ def forward(shape: Shape, sizes, visits, sides, q, k, v, weights):
     sizes: `BlockSizes`.
     visits: of (q blocks, kv blocks).
     sides: positions and segments.
-    q: [b, t, n * q_width], scaled.
-    k: [b, s, k * k_width].
-    v: [b, s, k * e].
+    q: [b, n, t, q_width], scaled.
+    k: [b, k, s, k_width].
+    v: [b, k, s, e].
     weights: [b, n, c, t], fp32.
 
   Returns:
-    out [b, t, n * e], lse [b, n, c, t] and o [b, t, n * e] of each saved map.
+    out [b, n, t, e], lse [b, n, c, t] and o [b, n, t, e] of each saved map.
   """
-  b, t, _ = q.shape
-  n, e = shape.heads, shape.value_width
+  b, n, t, _ = q.shape
+  e = shape.value_width
   kv_heads = jnp.arange(n, dtype=jnp.int32) // shape.groups
   tables = _Tables(*visits[:3], varying_like(kv_heads, visits))
   inputs = _Inputs(q, k, v, weights, *sides)
   in_specs, out_specs = _specs(shape, sizes, sides)
   like = (inputs, visits)
-  part = out_struct((b, t, n * e), v.dtype, like)
+  part = out_struct((b, n, t, e), v.dtype, like)
   of_maps = pltpu.VMEM((shape.maps, sizes.q, LANES), jnp.float32)
   acc = pltpu.VMEM((shape.maps, sizes.q, e), jnp.float32)
   (outputs,) = pl.pallas_call(
@@ -213,7 +213,7 @@ def forward(shape: Shape, sizes, visits, sides, q, k, v, weights):
       ),
       out_shape=(
           _Outputs(
-              out=out_struct((b, t, n * e), shape.out_dtype, like),
+              out=out_struct((b, n, t, e), shape.out_dtype, like),
               lse=out_struct((b, n, shape.maps, t), jnp.float32, like),
               parts=[part] * len(shape.saved_maps),
           ),

@@ -97,7 +97,6 @@ def _make_shape(
   kv_heads, key_maps = k.shape[2:4]
   packs = c == key_maps == 2 and h <= LANES // 2
   return Shape(
-      heads=n,
       groups=n // kv_heads,
       maps=c,
       key_maps=key_maps,

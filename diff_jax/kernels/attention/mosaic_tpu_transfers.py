@@ -9,7 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from diff_jax.kernels.attention import tile_visits
 from diff_jax.kernels.attention.block_sizes import BlockSizes
-from diff_jax.kernels.attention.mosaic_tpu_common import Shape, entry, has
+from diff_jax.kernels.attention.mosaic_tpu_common import entry, has
 
 
 class Transfers:
@@ -23,9 +23,9 @@ class Transfers:
     slot: of `sums.dq`, where the sums of its queries are.
   """
 
-  def __init__(self, tables, dq, sums, shape: Shape, sizes: BlockSizes):
-    self._tables, self._dq, self._sums = tables, dq, sums
-    self._shape, self._sizes = shape, sizes
+  def __init__(self, tables, dq, sums, sizes: BlockSizes):
+    self._tables, self._dq = tables, dq
+    self._sums, self._sizes = sums, sizes
     self._batch, self._kv_head, self._step = map(pl.program_id, range(3))
     kinds = tables.kinds
     self.kind = kinds[entry(kinds, self._batch, self._step)]
@@ -77,12 +77,11 @@ class Transfers:
 
   def _block(self, step):
     """Where the sums of a visit's queries live."""
-    tables, width, rows = self._tables, self._shape.q_width, self._sizes.q
+    tables, rows = self._tables, self._sizes.q
     visit = entry(tables.kinds, self._batch, step)
     first = pl.multiple_of(tables.q_blocks[visit] * rows, rows)
     head = tables.first_heads[self._kv_head] + tables.heads[visit]
-    lane = pl.multiple_of(head * width, width)
-    return self._dq.at[self._batch, pl.ds(first, rows), pl.ds(lane, width)]
+    return self._dq.at[self._batch, head, pl.ds(first, rows)]
 
   def _load(self, step, slot):
     sums = self._sums

@@ -150,7 +150,7 @@ def test_a_first_weight_of_the_number_1_keeps_one_output_less():
       _, pullback = jax.eval_shape(
           lambda *x: jax.vjp(lambda *y: api.attention(*y, weights), *x), q, k, v
       )
-    return sum(x.shape == (1, 9, 2 * 128) for x in jax.tree.leaves(pullback))
+    return sum(x.shape == (1, 2, 9, 128) for x in jax.tree.leaves(pullback))
 
   assert outputs_of_the_forward_kernel((1, -0.5)) == 2  # O and O_2
   assert outputs_of_the_forward_kernel(jnp.array([1, -0.5])) == 3
