@@ -34,6 +34,12 @@ lint: $(VENV)/.installed-dev
 check-tpu: $(VENV)/.installed
 	. $(VENV)/bin/activate && python -m diff_jax.bench.check_tpu
 
+# The same for Hopper; needs the extra `aot-gpu`, which is best put into an
+# environment of its own: make check-gpu VENV=.venv-gpu
+.PHONY: check-gpu
+check-gpu: $(VENV)/.installed
+	. $(VENV)/bin/activate && python -m diff_jax.bench.check_gpu
+
 # Beside PyTorch, which gets an environment of its own. The torch of PyPI brings
 # gigabytes of CUDA on Linux; where pip knows a CPU-only wheel, name it:
 #   make bench-peers PEERS_TORCH=torch==2.13.0+cpu [PEERS_PYTHON=python3.11]

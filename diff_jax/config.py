@@ -58,7 +58,7 @@ class ModelConfig:
   remat: Literal["none", "dots", "save_attention", "full"] = "dots"
   # Of the op; None: the platform's best.
   implementation: (
-      Literal["mosaic_tpu", "two_call", "xla", "reference"] | None
+      Literal["mosaic_tpu", "mosaic_gpu", "two_call", "xla", "reference"] | None
   ) = None
 
   def __post_init__(self):

@@ -12,6 +12,7 @@ import dataclasses
 SUITES = {
     "train": "train step of DIFF and of the matched Transformer",
     "op": "the XLA attention op against the reference",
+    "decode": "a step over a long cache: DIFF, the Transformer, two calls",
     "loss": "memory of the loss over 100,352 words against plain optax",
     "data": "the pipeline on ArrayRecord shards against what trains on it",
     "peers": "train steps beside Hugging Face's Llama and DiffLlama",
@@ -19,6 +20,7 @@ SUITES = {
 DEFAULT_SUITES = (
     "train",
     "op",
+    "decode",
     "loss",
     "data",
 )  # all that need no other packages

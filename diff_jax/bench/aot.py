@@ -1,10 +1,11 @@
 # Copyright 2026 The diff_jax Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles for TPUs that are not there, in child processes.
+"""Compiles for TPUs and GPUs that are not there, in child processes.
 
 libtpu reads its environment once, as it loads, and two loads in one process
 fail; so whatever needs it runs in a child: `python -m diff_jax.bench.aot
-MODULE:FUNCTION`, JSON in, JSON out.
+MODULE:FUNCTION`, JSON in, JSON out. So does what needs jax's CUDA plugin, which
+looks for a GPU unless told not to.
 """
 
 import importlib
@@ -36,6 +37,13 @@ ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
+GPU_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # Of the driver's version.
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+GPU_PACKAGES = ("jax_cuda13_plugin", "jax_plugins.xla_cuda13", "nvidia.cu13")
 DUMP_FLAGS = (
     "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
     " --xla_jf_dump_llo_pass_label_regex=final_bundles"  # else 50 times as much
@@ -54,6 +62,24 @@ def why_not() -> str | None:
         " `pip install 'diff_jax[aot]'`"
     )
   return None
+
+
+def why_not_gpu() -> str | None:
+  """Why nothing can be compiled for Hopper here, or None."""
+  for package in GPU_PACKAGES:
+    if not _is_installed(package):
+      return (
+          f"{package} is not installed: compiling for a GPU needs"
+          " `pip install 'diff_jax[aot-gpu]'`"
+      )
+  return None
+
+
+def _is_installed(package: str) -> bool:
+  try:
+    return importlib.util.find_spec(package) is not None
+  except ModuleNotFoundError:  # Of the package that it is in.
+    return False
 
 
 def versions() -> dict[str, str]:
@@ -76,13 +102,29 @@ def call(
   """
   if reason := why_not():
     raise RunError(f"{reason}.")
-  environment = os.environ | ENVIRONMENT
+  environment = dict(ENVIRONMENT)
   if dump:
     environment["LIBTPU_INIT_ARGS"] = DUMP_FLAGS.format(folder=dump)
+  return _call(function, request, environment)
+
+
+def call_gpu(function: str, request: dict[str, Any]) -> Any:
+  """`call` for Hopper.
+
+  Raises:
+    RunError: where jax's CUDA plugin or the CUDA compiler is missing.
+    ChildError: if the child fails.
+  """
+  if reason := why_not_gpu():
+    raise RunError(f"{reason}.")
+  return _call(function, request, GPU_ENVIRONMENT)
+
+
+def _call(function, request, environment):
   child = subprocess.run(
       [sys.executable, "-m", "diff_jax.bench.aot", function],
       input=json.dumps(request),
-      env=environment,
+      env=os.environ | environment,
       capture_output=True,
       text=True,
   )

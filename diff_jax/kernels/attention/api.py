@@ -19,6 +19,7 @@ from absl import logging
 from jaxtyping import Array, Float, Int
 
 from diff_jax.kernels.attention import (
+    mosaic_gpu,
     mosaic_tpu,
     reference,
     target,
@@ -32,7 +33,9 @@ from diff_jax.kernels.attention.checks import (
 )
 from diff_jax.kernels.attention.sharded_call import sharded
 
-type Implementation = Literal["mosaic_tpu", "two_call", "xla", "reference"]
+type Implementation = Literal[
+    "mosaic_tpu", "mosaic_gpu", "two_call", "xla", "reference"
+]
 type SegmentIds = (
     Int[Array, "b t"] | tuple[Int[Array, "b t"], Int[Array, "b s"]]
 )
@@ -42,11 +45,13 @@ type Weights = Weight | Sequence[Weight] | None
 
 IMPLEMENTATIONS = {
     "mosaic_tpu": mosaic_tpu,
+    "mosaic_gpu": mosaic_gpu,
     "two_call": two_call,
     "xla": xla,
     "reference": reference,
 }
 # By platform; others, and calls that these cannot take, run as plain XLA.
+# mosaic_gpu is not here before it has run on a GPU.
 PREFERRED = {"tpu": "mosaic_tpu", "gpu": "two_call"}
 
 
@@ -99,7 +104,7 @@ def attention(
     sink: a logit that joins the denominator of each row's softmax.
     return_lse: whether to return (out, lse).
     implementation: None is the platform's best, see `PREFERRED`. A call that
-      `mosaic_tpu` or `two_call` cannot take runs as `xla`, and the log says
+      `mosaic_tpu`, `mosaic_gpu` or `two_call` cannot take runs as `xla`, and the log says
       why, once.
 
   Returns:

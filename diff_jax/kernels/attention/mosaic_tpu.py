@@ -14,17 +14,14 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from diff_jax.kernels.attention import masking as masking_lib
-from diff_jax.kernels.attention import tile_visits
+from diff_jax.kernels.attention import tile_visits, weighted_gradient
 from diff_jax.kernels.attention.block_sizes import round_up
 from diff_jax.kernels.attention.mosaic_tpu_backward import backward
-from diff_jax.kernels.attention.mosaic_tpu_common import LN_2
 from diff_jax.kernels.attention.mosaic_tpu_forward import forward
 from diff_jax.kernels.attention.mosaic_tpu_plan import make_plan, unsupported
+from diff_jax.kernels.attention.weighted_gradient import LN_2, rows, unrows
 
 __all__ = ["attention", "parts", "unsupported"]
-
-# A weight of 0 has no logarithm; this one changes no fp32 sum.
-MIN_WEIGHT = 2.0**-64
 
 
 def attention(
@@ -53,29 +50,20 @@ def attention(
 def parts(q, k, v, **masks):
   """(o [b,t,n,c,e], lse [b,t,n,c]); see `api.parts`.
 
-  The maps become heads of one map each, (k, c, g) of them: their outputs have
-  gradients of their own, so that nothing is shared but K and V.
+  The maps become heads of one map each: their outputs have gradients of their
+  own, so that nothing is shared but K and V.
   """
-  b, t, n, c, h = q.shape
-  kv_heads, groups = k.shape[2], n // k.shape[2]
-
-  def to_heads(x):
-    x = x.reshape(b, t, kv_heads, groups, c, -1)
-    return jnp.moveaxis(x, 4, 3).reshape(b, t, n * c, 1, -1)
-
-  def from_heads(x):
-    x = x.reshape(b, t, kv_heads, c, groups, -1)
-    return jnp.moveaxis(x, 3, 4).reshape(b, t, n, c, -1)
-
-  k = jnp.broadcast_to(k, (*k.shape[:3], c, h))
-  k = k.reshape(*k.shape[:2], kv_heads * c, 1, h)
-  q, v = to_heads(q), jnp.repeat(v, c, axis=2)
+  kv_heads, maps = k.shape[2], q.shape[3]
+  q, k, v = weighted_gradient.maps_to_heads(q, k, v)
   plan, masking = _prepare(
       q, k, v, out_dtype=jnp.float32, first_weight_is_one=True, **masks
   )
   weights = jnp.ones_like(q[..., 0], jnp.float32)
   o, lse = _attention(plan, masking, q, k, v, weights)
-  return from_heads(o), from_heads(lse)[..., 0]
+  back = functools.partial(
+      weighted_gradient.heads_to_maps, kv_heads=kv_heads, maps=maps
+  )
+  return back(o), back(lse)[..., 0]
 
 
 def _prepare(
@@ -91,12 +79,12 @@ def _prepare(
 # Layout.
 
 
-def _by_head(x, width: int, rows: int):
-  """[b, t, n, ..., w] -> [b, n, rows, ... * width], padded with zeros."""
+def _by_head(x, width: int, length: int):
+  """[b, t, n, ..., w] -> [b, n, length, ... * width], padded with zeros."""
   b, t, n = x.shape[:3]
   x = jnp.swapaxes(x.reshape(b, t, n, -1, x.shape[-1]), 1, 2)
-  pad = ((0, 0), (0, 0), (0, rows - t), (0, 0), (0, width - x.shape[-1]))
-  return jnp.pad(x, pad).reshape(b, n, rows, -1)
+  pad = ((0, 0), (0, 0), (0, length - t), (0, 0), (0, width - x.shape[-1]))
+  return jnp.pad(x, pad).reshape(b, n, length, -1)
 
 
 def _by_row(x, width: int, shape):
@@ -105,24 +93,32 @@ def _by_row(x, width: int, shape):
   return x[..., : shape[-1]]
 
 
-def _rows(x, rows: int, **mode):
-  """[b,t,n,c] -> [b,n,c,rows]: lanes are positions."""
-  x = jnp.moveaxis(x, 1, 3)
-  return jnp.pad(x, ((0, 0),) * 3 + ((0, rows - x.shape[3]),), **mode)
+def _pad_rows(x, length: int):
+  """[b, n, c, t] -> [b, n, c, length], padded with zeros."""
+  return jnp.pad(x, ((0, 0),) * 3 + ((0, length - x.shape[3]),))
 
 
-def _blocks(sizes, t: int, s: int):
-  return round_up(t, sizes.q), round_up(s, sizes.kv)
-
-
-def _operands(plan, q, k, v, rows, keys):
+def _operands(plan, q, k, v, sides):
   """q, k and v as the kernels read them; q has the scale, in units of log 2."""
   q = (q.astype(jnp.float32) * (plan.scale / LN_2)).astype(q.dtype)
   width, value_width = plan.shape.map_width, plan.shape.value_width
+  padded_t, padded_s = sides.q.shape[2], sides.kv.shape[2]
   return (
-      _by_head(q, width, rows),
-      _by_head(k, width, keys),
-      _by_head(v, value_width, keys),
+      _by_head(q, width, padded_t),
+      _by_head(k, width, padded_s),
+      _by_head(v, value_width, padded_s),
+  )
+
+
+def _tiles(shape, sizes, masking):
+  """Sides of whole blocks, and which tiles are needed and which are full."""
+  sides = tile_visits.pad_sides(
+      masking,
+      round_up(masking.q_positions.shape[1], sizes.q),
+      round_up(masking.kv_positions.shape[1], sizes.kv),
+  )
+  return sides, *tile_visits.tiles(
+      sides, sizes.q, sizes.kv, causal=shape.causal, window=shape.window
   )
 
 
@@ -145,18 +141,14 @@ def _attention(plan, masking, q, k, v, weights):
 
 
 def _attention_fwd(plan, masking, q, k, v, weights):
-  shape, sizes = plan.shape, plan.forward
-  t, s = q.shape[1], k.shape[1]
-  rows, keys = _blocks(sizes, t, s)
-  sides = tile_visits.pad_sides(masking, rows, keys)
-  needed, full = tile_visits.tiles(
-      sides, sizes.q, sizes.kv, causal=shape.causal, window=shape.window
-  )
-  out, lse, *saved = _one_by_one(forward, shape, sizes)(
+  shape, t = plan.shape, q.shape[1]
+  sides, needed, full = _tiles(shape, plan.forward, masking)
+  operands = _operands(plan, q, k, v, sides)
+  out, lse, *saved = _one_by_one(forward, shape, plan.forward)(
       tile_visits.visit(needed, full),
       sides,
-      *_operands(plan, q, k, v, rows, keys),
-      _rows(weights.astype(jnp.float32), rows),
+      *operands,
+      _pad_rows(rows(weights.astype(jnp.float32)), operands[0].shape[2]),
   )
   # Named before they become both output and residual, so that a policy that
   # keeps the name spares the backward pass a second run of the kernel.
@@ -164,34 +156,34 @@ def _attention_fwd(plan, masking, q, k, v, weights):
       (out[:, :, :t], lse[..., :t], [o[:, :, :t] for o in saved]), "attention"
   )
   out_shape = (*q.shape[:3], v.shape[-1])
-  public = _by_row(out, shape.value_width, out_shape), jnp.moveaxis(lse, 3, 1)
+  public = _by_row(out, shape.value_width, out_shape), unrows(lse)
   return public, (masking, q, k, v, weights, out, lse, saved)
 
 
 def _attention_bwd(plan, residuals, cotangents):
   masking, q, k, v, weights, out, lse, saved = residuals
   dout, dlse = cotangents
-  shape, sizes = plan.shape, plan.backward
-  t, s = q.shape[1], k.shape[1]
-  rows, keys = _blocks(sizes, t, s)
-  sides = tile_visits.pad_sides(masking, rows, keys)
-  needed, full = tile_visits.tiles(
-      sides, sizes.q, sizes.kv, causal=shape.causal, window=shape.window
-  )
-  visits = _backward_visits(needed, full, shape.groups)
+  shape = plan.shape
+  sides, needed, full = _tiles(shape, plan.backward, masking)
+  operands = _operands(plan, q, k, v, sides)
+  padded_t = operands[0].shape[2]
 
-  w = _rows(weights.astype(jnp.float32), t)
-  dweights = _dot_outputs(plan, dout, out, saved, w)
-  stats, sign = _stats(w, lse, dweights, jnp.moveaxis(dlse, 1, 3))
-  stats = jnp.pad(stats, ((0, 0),) * 3 + ((0, rows - t),), constant_values=0)
+  w = rows(weights.astype(jnp.float32))
+  out, *saved = (
+      _by_row(o, shape.value_width, dout.shape) for o in (out, *saved)
+  )
+  dweights = weighted_gradient.dot_outputs(
+      dout, out, saved, w, first_weight_is_one=shape.first_weight_is_one
+  )
+  stats, sign = weighted_gradient.row_stats(w, lse, dweights, rows(dlse))
   sign = jnp.moveaxis(sign, 2, 1)[..., None]  # b t n 1
   do = (dout.astype(jnp.float32) * sign).astype(v.dtype)
-  dq, dk, dv = _one_by_one(backward, shape, sizes)(
-      visits,
+  dq, dk, dv = _one_by_one(backward, shape, plan.backward)(
+      _backward_visits(needed, full, shape.groups),
       sides,
-      *_operands(plan, q, k, v, rows, keys),
-      _by_head(do, shape.value_width, rows),
-      stats,
+      *operands,
+      _by_head(do, shape.value_width, padded_t),
+      _pad_rows(stats, padded_t),
   )
   dq = plan.scale * _by_row(dq, shape.map_width, q.shape)
   return (
@@ -199,7 +191,7 @@ def _attention_bwd(plan, residuals, cotangents):
       dq.astype(q.dtype),
       _by_row(dk, shape.map_width, k.shape),
       _by_row(dv, shape.value_width, v.shape),
-      jnp.moveaxis(dweights, 3, 1).astype(weights.dtype),
+      unrows(dweights).astype(weights.dtype),
   )
 
 
@@ -213,41 +205,6 @@ def _backward_visits(needed, full, groups: int):
     return jnp.tile(jnp.swapaxes(x, 1, 2), (1, 1, groups))
 
   return tile_visits.add_transfers(tile_visits.visit(turn(needed), turn(full)))
-
-
-def _dot_outputs(plan, dout, out, saved, w):
-  """rowsum(dO O_c) of every map, the gradient of its weight: [b,n,c,t]."""
-  dout = dout.astype(jnp.float32)
-
-  def dot_rows(o):
-    o = _by_row(o, plan.shape.value_width, dout.shape).astype(jnp.float32)
-    return jnp.moveaxis((dout * o).sum(-1), 1, 2)  # b n t
-
-  rows = [dot_rows(o) for o in saved]
-  if plan.shape.first_weight_is_one:
-    # O_1 = O - sum of the others: no third output needs to be kept.
-    others = [w[:, :, c + 1] * row for c, row in enumerate(rows)]
-    rows = [dot_rows(out) - sum(others), *rows]
-  return jnp.stack(rows, axis=2)
-
-
-def _stats(w, lse, dweights, dlse):
-  """What the backward kernel knows of each query, and the sign of w_1.
-
-  dS_c = w_c P_c (dP - delta_c) with delta_c = dweights_c - dlse_c / w_c, and
-  |w_c| P_c = exp(score - (lse_c - log |w_c|)).
-  """
-  size = jnp.maximum(jnp.abs(w), MIN_WEIGHT)
-  sign = jnp.where(w < 0, -1.0, 1.0)
-  first = sign[:, :, :1]
-  # A row that sees no key has no gradient: exp(score - inf) = 0.
-  lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
-  stats = (
-      lse / LN_2 - jnp.log2(size),
-      first * (dweights - dlse / (sign * size)),
-      first * sign,
-  )
-  return jnp.concatenate(stats, axis=2), first[:, :, 0]
 
 
 _attention.defvjp(_attention_fwd, _attention_bwd)

@@ -27,7 +27,6 @@ from jax.experimental.pallas import tpu as pltpu
 from diff_jax.kernels.attention import tile_visits
 from diff_jax.kernels.attention.block_sizes import BlockSizes
 from diff_jax.kernels.attention.mosaic_tpu_common import (
-    LN_2,
     MASKED_SCORE,
     NN,
     NT,
@@ -43,6 +42,7 @@ from diff_jax.kernels.attention.mosaic_tpu_common import (
     visible,
 )
 from diff_jax.kernels.attention.mosaic_tpu_transfers import Transfers
+from diff_jax.kernels.attention.weighted_gradient import LN_2
 
 
 class _Tables(NamedTuple):

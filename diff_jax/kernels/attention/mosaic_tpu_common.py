@@ -3,7 +3,6 @@
 """What the TPU kernels share: static facts, products, small layouts."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from jax.experimental import pallas as pl
 from diff_jax.kernels.attention import tile_visits
 from diff_jax.kernels.attention.block_sizes import LANES, BlockSizes
 
-LN_2 = math.log(2)
 MASKED_SCORE = -1e30  # Finite: -inf - -inf is not a number.
 # x @ y.T, x @ y and x.T @ y, as the compiler likes them said.
 NT = (((1,), (1,)), ((), ()))

@@ -19,7 +19,6 @@ from jax.experimental.pallas import tpu as pltpu
 from diff_jax.kernels.attention import tile_visits
 from diff_jax.kernels.attention.block_sizes import LANES
 from diff_jax.kernels.attention.mosaic_tpu_common import (
-    LN_2,
     MASKED_SCORE,
     NN,
     NT,
@@ -34,6 +33,7 @@ from diff_jax.kernels.attention.mosaic_tpu_common import (
     varying_like,
     visible,
 )
+from diff_jax.kernels.attention.weighted_gradient import LN_2
 
 
 class _Tables(NamedTuple):
