@@ -5,6 +5,8 @@
 import pathlib
 import re
 
+import numpy as np
+
 from diff_jax import cli, run
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -16,10 +18,14 @@ def code_blocks():
 
 
 def test_snippets_run():
-  op, layer, _ = code_blocks()
+  op, decode, layer, _ = code_blocks()
   names = {}
   exec(op, names)
-  assert names["out"].shape == (2, 1024, 4, 128)
+  out = names["out"]
+  assert out.shape == (2, 1024, 4, 128)
+  exec(decode, names)
+  # From an empty cache it is the op; fp32 sums over 1,024 keys, in any order.
+  np.testing.assert_allclose(names["out"], out, atol=1e-5)
   exec(layer, names)
   assert names["y"].shape == (2, 128, 512)
 
@@ -28,7 +34,7 @@ def test_a_mechanism_in_one_file_appears_in_the_comparison(
     tmp_path, monkeypatch, capsys
 ):
   monkeypatch.chdir(tmp_path)
-  pathlib.Path("my_attention.py").write_text(code_blocks()[2])
+  pathlib.Path("my_attention.py").write_text(code_blocks()[3])
   train = ["train", f"--config={ROOT}/configs/recall.py:smoke"]
   mine = "--config.model.attention=my_attention.py:TokenLambda"
   assert cli.main([*train, "--workdir=runs/diff"]) == 0

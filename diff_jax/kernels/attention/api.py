@@ -16,7 +16,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 from absl import logging
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from diff_jax.kernels.attention import (
     mosaic_gpu,
@@ -40,7 +40,7 @@ type SegmentIds = (
     Int[Array, "b t"] | tuple[Int[Array, "b t"], Int[Array, "b s"]]
 )
 type Offset = int | Int[Array, "..."]
-type Weight = Float[Array, "..."] | float | int
+type Weight = Num[Array, "..."] | float | int
 type Weights = Weight | Sequence[Weight] | None
 
 IMPLEMENTATIONS = {
