@@ -156,7 +156,7 @@ def test_ratios_name_their_targets():
       "splash softmax": result(2000.0, 5000.0),
   }
   assert static._ratios("v5p", "(128,256)", results) == [
-      "(128,256) fused diff / splash softmax, forward+backward: 1.143,"
+      "fused diff / splash softmax, forward+backward: 1.143,"
       " target <= 1.15: met"
   ]
   assert static._ratios("v5e", "(128,256)", results)[0].endswith(": 1.143")
@@ -180,18 +180,18 @@ def test_a_row_that_fails_is_a_note_of_the_table(monkeypatch):
   monkeypatch.setattr(
       static_child, "rows", lambda: ["splash softmax", "splash two calls"]
   )
-  text = str(static.run("v6e:2x2", sizes=["(64,128)"]))
+  text = str(static.run("v6e:2x2", "(64,128)"))
   assert "v6e:2x2 (jax 1, libtpu 2)" in text
-  assert "| (64,128) | splash softmax | 512x1024,256 " in text
-  assert "- (64,128) splash two calls: out of VMEM" in text
-  assert "- (64,128) splash softmax: tile (1, 1, 1): no" in text
+  assert "| splash softmax | 512x1024,256 " in text
+  assert "- splash two calls: out of VMEM" in text
+  assert "- splash softmax: tile (1, 1, 1): no" in text
 
 
 def test_without_libtpu_nothing_compiles(no_libtpu, capsys):
   with pytest.raises(RunError, match=r"libtpu is not installed.*\[aot\]"):
-    static.run("v5p:2x2x1")
+    static.run("v5p:2x2x1", "(64,128)")
   with pytest.raises(ConfigError, match="static='h100:8' must be a topology"):
-    static.run("h100:8")
+    static.run("h100:8", "(64,128)")
   assert check_tpu.main([]) == 0
   assert capsys.readouterr().out.startswith("skipped: libtpu is not installed")
 

@@ -10,6 +10,7 @@ forward and backward apart. This is never a measurement.
 
 import operator
 import pathlib
+import sys
 import tempfile
 from typing import Any
 
@@ -34,32 +35,33 @@ TARGETS = (
 )  # fmt: skip
 
 
-def run(topology: str, sizes=tuple(SIZES)) -> Table:
-  """One table a topology, e.g. `v5p:2x2x1`.
+def run(topology: str, size: str) -> Table:
+  """One table a topology, e.g. `v5p:2x2x1`, and size, one of `SIZES`.
 
   Raises:
-    ConfigError: for an unknown chip.
+    ConfigError: for an unknown chip or size.
     RunError: where libtpu is missing.
   """
   chip = check_topology(topology, name="static")
-  rows, notes = [], []
-  for size in sizes:
-    results = {}
-    for name in static_child.rows():
-      try:
-        results[name] = _measure(topology, name, SIZES[size])
-      except aot.ChildError as error:
-        notes.append(f"{size} {name}: {error}")
-        continue
-      notes += [f"{size} {name}: {x}" for x in results[name]["failed"]]
-      rows.append({"size": size, "row": name} | _columns(results[name]))
-    notes += _ratios(chip, size, results)
+  if size not in SIZES:
+    raise ConfigError(f"{size=} must be one of {', '.join(SIZES)}.")
+  rows, notes, results = [], [], {}
+  for name in static_child.rows():
+    print(f"{topology} {size} {name} ...", file=sys.stderr, flush=True)
+    try:
+      results[name] = _measure(topology, name, SIZES[size])
+    except aot.ChildError as error:
+      notes.append(f"{name}: {error}")
+      continue
+    notes += [f"{name}: {x}" for x in results[name]["failed"]]
+    rows.append({"row": name} | _columns(results[name]))
   if not rows:
     raise RunError("; ".join(notes))
+  notes += _ratios(chip, size, results)
   versions = ", ".join(f"{name} {x}" for name, x in aot.versions().items())
   title = (
-      f"Static schedule by the TPU compiler for {topology} ({versions}): cycles"
-      " an interior tile, per 512 x 512 token pairs and pair of maps"
+      f"{size}: static schedule by the TPU compiler for {topology} ({versions}),"
+      " cycles an interior tile, per 512 x 512 token pairs and pair of maps"
   )
   return Table(title, rows, notes=notes)
 
@@ -125,7 +127,7 @@ def _ratios(chip: str, size: str, results: dict[str, Any]) -> list[str]:
         for name in (row, baseline)
     )
     value = operator.truediv(*cycles)
-    text = f"{size} {row} / {baseline}, {'+'.join(passes)}: {number(value)}"
+    text = f"{row} / {baseline}, {'+'.join(passes)}: {number(value)}"
     bound = bounds.get(size, {}).get(chip)
     if bound is not None:
       met = "met" if value <= bound else "missed"

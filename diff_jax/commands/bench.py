@@ -58,6 +58,13 @@ def _parser() -> argparse.ArgumentParser:
       help="instead: the TPU compiler's schedule of the kernels, e.g."
       " v5p:2x2x1, without a TPU (pip install 'diff_jax[aot]'); takes minutes",
   )
+  parser.add_argument(
+      "--sizes",
+      nargs="+",
+      metavar="(h,e)",
+      default=[*static.SIZES],
+      help="of --static; default: %(default)s",
+  )
   return parser
 
 
@@ -65,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
   """Exit status 1 if the numbers of a suite disagree."""
   arguments = _parser().parse_args(argv)
   if arguments.static:
-    print(static.run(arguments.static))
+    for size in arguments.sizes:
+      print(f"{static.run(arguments.static, size)}\n", flush=True)
     return 0
   names = arguments.suite.split(",")
   unknown = [name for name in names if name not in SUITES]
