@@ -14,8 +14,10 @@ import functools
 from collections.abc import Sequence
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from absl import logging
+from jax.sharding import AxisType
 from jaxtyping import Array, Float, Int, Num
 
 from diff_jax.kernels.attention import (
@@ -53,6 +55,12 @@ IMPLEMENTATIONS = {
 # By platform; others, and calls that these cannot take, run as plain XLA.
 # mosaic_gpu is not here before it has run on a GPU.
 PREFERRED = {"tpu": "mosaic_tpu", "gpu": "two_call"}
+# Elsewhere these run only in Pallas's interpreter.
+PLATFORMS = {
+    "mosaic_tpu": ("tpu",),
+    "mosaic_gpu": ("gpu",),
+    "two_call": ("tpu", "gpu"),
+}
 
 
 def attention(
@@ -105,7 +113,8 @@ def attention(
     return_lse: whether to return (out, lse).
     implementation: None is the platform's best, see `PREFERRED`. A call that
       `mosaic_tpu`, `mosaic_gpu` or `two_call` cannot take runs as `xla`, and the log says
-      why, once.
+      why, once. On several devices the mesh must be explicit (`jax.set_mesh`),
+      or the call in a `jax.shard_map`: XLA cannot partition a kernel.
 
   Returns:
     out [b,t,n,e] in q's dtype; with `return_lse` also the log-sum-exp of each
@@ -244,6 +253,13 @@ def _choose(implementation) -> str:
     raise ValueError(
         f"{implementation=} must be None or one of {sorted(IMPLEMENTATIONS)}."
     )
+  platforms = PLATFORMS.get(implementation)
+  if platforms and target.platform() not in platforms:
+    _log_once(
+        f"{implementation=} is for {' and '.join(platforms)}; on"
+        f" {target.platform()} it runs only in Pallas's interpreter, which the"
+        " caller must force."
+    )
   return implementation
 
 
@@ -251,10 +267,29 @@ def _able(name, q, k, v, masks):
   """The implementation of a name, or XLA for a call that it cannot take."""
   backend = IMPLEMENTATIONS[name]
   reason = backend.unsupported(q, k, v, **masks)
+  if reason is None and name in PLATFORMS:
+    reason = _why_not_partitioned()
   if reason is None:
     return backend
   _log_once(f"attention runs as plain XLA, not as {name}: {reason}.")
   return xla
+
+
+def _why_not_partitioned() -> str | None:
+  """Why a kernel cannot run on the current mesh, or None."""
+  mesh = jax.sharding.get_abstract_mesh()
+  automatic = [
+      axis
+      for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+      if kind == AxisType.Auto and mesh.shape[axis] > 1
+  ]
+  if not automatic:
+    return None
+  return (
+      f"XLA cannot partition a kernel over the automatic mesh axes {automatic}:"
+      " make them explicit (jax.sharding.AxisType.Explicit), or call the op in"
+      " a jax.shard_map"
+  )
 
 
 def _checks_vma(name) -> bool:

@@ -19,12 +19,12 @@ from tests.kernels.attention import cases
 SHAPES = dict(q=(1, 256, 2, 2, 64), k=(1, 256, 1, 2, 64), v=(1, 256, 1, 128))
 
 
-def mesh_of(platform, kind):
-  """A device that is not there, as ahead-of-time compilation has."""
+def mesh_of(platform, kind, devices=1, axis_type=AxisType.Explicit):
+  """Devices that are not there, as ahead-of-time compilation has."""
   return jax.sharding.AbstractMesh(
-      (1,),
+      (devices,),
       ("x",),
-      axis_types=(AxisType.Explicit,),
+      axis_types=(axis_type,),
       abstract_device=jax.sharding.AbstractDevice(
           device_kind=kind, num_cores=1, platform=platform
       ),
@@ -84,6 +84,24 @@ def test_what_a_kernel_cannot_take_runs_as_xla_and_says_so(
     program = traced(mesh_of(*mesh), **keywords)
     assert "pallas_call" not in program and "cudnn" not in program
   assert caplog.text.count(reason) == 1
+
+
+@pytest.mark.usefixtures("no_shape_checks")
+def test_an_automatic_mesh_gets_xla_and_is_told_what_would_help(caplog):
+  api._log_once.cache_clear()
+  mesh = mesh_of("tpu", "TPU v5", devices=4, axis_type=AxisType.Auto)
+  assert "pallas_call" not in traced(mesh)
+  assert "the automatic mesh axes ['x']: make them explicit" in caplog.text
+  one_device = mesh_of("tpu", "TPU v5", axis_type=AxisType.Auto)
+  assert "diff_attention_forward" in traced(one_device)
+
+
+def test_a_kernel_asked_for_elsewhere_says_where_it_runs(caplog):
+  api._log_once.cache_clear()
+  q, k, v = (jnp.ones(shape, jnp.bfloat16) for shape in SHAPES.values())
+  with pytest.raises(ValueError, match="interpret"):
+    api.attention(q, k, v, (1, -0.5), implementation="mosaic_tpu")
+  assert "'mosaic_tpu' is for tpu; on cpu it runs only in" in caplog.text
 
 
 def test_without_a_mesh_the_process_decides(monkeypatch):
