@@ -28,17 +28,33 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	. $(VENV)/bin/activate && ruff check . && pyink --check -q .
 
-# The kernels compiled for every TPU on a machine without one; needs the extra
-# `aot`: pip install -e '.[aot]'
-.PHONY: check-tpu
-check-tpu: $(VENV)/.installed
-	. $(VENV)/bin/activate && python -m diff_jax.bench.check_tpu
+# The kernels compiled without the accelerator, each compiler in an environment
+# of its own (libtpu is 0.7 GB, and a jax that finds it looks for a TPU):
+#   make check-tpu [CHIPS=v5e,v6e]
+CHIPS ?= v5e,v5p,v6e,tpu7x
 
-# The same for Hopper; needs the extra `aot-gpu`, which is best put into an
-# environment of its own: make check-gpu VENV=.venv-gpu
-.PHONY: check-gpu
-check-gpu: $(VENV)/.installed
-	. $(VENV)/bin/activate && python -m diff_jax.bench.check_gpu
+.PHONY: check-tpu check-gpu
+check-tpu: .venv-aot/.installed
+	.venv-aot/bin/python -m diff_jax.bench.check_tpu --chips=$(CHIPS)
+
+check-gpu: .venv-aot-gpu/.installed
+	.venv-aot-gpu/bin/python -m diff_jax.bench.check_gpu
+
+.venv-%/.installed: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv .venv-$*
+	.venv-$*/bin/python -m pip install -q --disable-pip-version-check -e '.[$*]'
+	touch $@
+
+# The kernels on a Hopper GPU: correctness first, then times. It stops after 9
+# minutes; run it again and it goes on. A piece, or a report of what there is:
+#   make gpu GPU_FLAGS=--piece=attention
+#   make gpu GPU_FLAGS=--report
+# With a Python that has jax for CUDA already: make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= .venv-cuda/bin/python
+
+.PHONY: gpu
+gpu: $(patsubst %/bin/python,%/.installed,$(filter .venv-cuda/%,$(GPU_PYTHON)))
+	$(GPU_PYTHON) -m diff_jax.bench.gpu $(GPU_FLAGS)
 
 # Beside PyTorch, which gets an environment of its own. The torch of PyPI brings
 # gigabytes of CUDA on Linux; where pip knows a CPU-only wheel, name it:

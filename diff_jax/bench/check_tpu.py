@@ -30,14 +30,19 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
       "--implementation", default="mosaic_tpu", help="default: %(default)s"
   )
-  parser.add_argument("--chips", default=",".join(aot.TOPOLOGIES))
+  parser.add_argument(
+      "--chips", default=",".join(aot.TOPOLOGIES), help="default: %(default)s"
+  )
   arguments = parser.parse_args(argv)
+  chips = arguments.chips.split(",")
+  if unknown := set(chips) - aot.TOPOLOGIES.keys():
+    parser.error(f"chips={sorted(unknown)} must be of {[*aot.TOPOLOGIES]}")
   if reason := aot.why_not():
     print(f"skipped: {reason}")
     return 0
   print(", ".join(f"{name} {x}" for name, x in aot.versions().items()))
   failures = 0
-  for chip in arguments.chips.split(","):
+  for chip in chips:
     request = dict(
         topology=aot.TOPOLOGIES[chip], implementation=arguments.implementation
     )
