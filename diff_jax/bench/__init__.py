@@ -16,6 +16,7 @@ SUITES = {
     "loss": "memory of the loss over 100,352 words against plain optax",
     "data": "the pipeline on ArrayRecord shards against what trains on it",
     "peers": "train steps beside Hugging Face's Llama and DiffLlama",
+    "gpu": "the Hopper kernels: right, then how fast; needs an H100 or H200",
 }
 DEFAULT_SUITES = (
     "train",

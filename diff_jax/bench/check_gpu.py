@@ -23,15 +23,13 @@ SIZES = {  # h, e, maps, maps of the keys
     "(64,64) one map": (64, 64, 1, 1),
 }
 # Stored to local memory and not more, by (kernel, size); 0 where none is
-# named. A number changes only beside a measurement on a GPU.
+# named; the most of jax 0.11.2 and 0.12.0.1. A number changes only beside a measurement on a GPU.
 SPILLS_BYTES = {
     ("diff_attention_forward", "(64,128)"): 16,
-    ("diff_attention_dkv", "(64,128)"): 96,
-    ("diff_attention_dkv", "(128,256)"): 120,
-    ("diff_attention_dkv", "(128,128) shared keys"): 96,
+    ("diff_attention_dkv", "(128,256)"): 64,
 }
-# Why ptxas makes each product wait for the one before it.
-SERIALISED = ("C7508", "C7510", "C7512", "C7514")
+# Registers are not handed over, or each product waits for the one before it.
+SLOW = ("C7504", "C7508", "C7510", "C7512", "C7514")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,7 +74,7 @@ def _check(name: str) -> int:
 
 def faults(kernel: dict, most_spilled_bytes: int) -> list[str]:
   """What is wrong with a kernel that `check_gpu_child` describes."""
-  found = [x for x in kernel["messages"] if x.startswith(SERIALISED)]
+  found = [x for x in kernel["messages"] if x.startswith(SLOW)]
   spilled = kernel["spill_stores_bytes"]
   if spilled > most_spilled_bytes:
     found.append(f"{spilled} bytes spilled, more than {most_spilled_bytes}")

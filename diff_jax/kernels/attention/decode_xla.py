@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from diff_jax.kernels.attention import masking as masking_lib
-from diff_jax.kernels.attention import target
+from diff_jax.kernels.attention import target, varying
 
 MIB = 2**20
 CPU_TILE_BYTES = 2 * MIB  # of the cache; its slices are copied once
@@ -128,7 +128,7 @@ def attend(
     rows = cache.read(begin, block, held)
     return fold(carry, rows, positions, is_new[:, None])
 
-  zeros = functools.partial(_zeros, dtype=dtype, like=(q, cache, first))
+  zeros = functools.partial(varying.zeros, dtype=dtype, like=(q, cache, first))
   shape = rows_q.shape[:3]
   carry = zeros(shape) - jnp.inf, zeros(shape), zeros((*shape, value_dim))
   if block == cache.capacity:
@@ -228,12 +228,3 @@ def _weighted_sum(o, weights, shape):
   o = o.transpose(0, 3, 1, 4, 2, 5).reshape(b, t, n, c, -1)
   # Term by term, as in `xla.py`: cheaper than a `sum`.
   return sum(o[..., i, :] * weights[..., i, None] for i in range(c))
-
-
-def _zeros(shape, dtype, like):
-  """Zeros that vary over the mesh axes that `like` does, as a carry must."""
-  varying = set()
-  for x in jax.tree.leaves(like):
-    varying |= jax.typeof(x).manual_axis_type.varying
-  zeros = jnp.zeros(shape, dtype)
-  return jax.lax.pcast(zeros, tuple(sorted(varying)), to="varying")

@@ -25,7 +25,7 @@ from diff_jax.kernels.attention.mosaic_gpu_common import (
 )
 from diff_jax.kernels.attention.mosaic_gpu_forward import forward
 from diff_jax.kernels.attention.mosaic_gpu_plan import make_plan, unsupported
-from diff_jax.kernels.attention.mosaic_tpu_common import varying_like
+from diff_jax.kernels.attention.varying import varying_like
 from diff_jax.kernels.attention.weighted_gradient import LN_2, rows, unrows
 
 __all__ = ["attention", "parts", "unsupported"]

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from diff_jax.kernels.attention.mosaic_gpu_backward_common import Inputs
 from diff_jax.kernels.attention.mosaic_gpu_backward_config import (
     BackwardConfig,
-    Widths,
     choose_backward,
 )
 from diff_jax.kernels.attention.mosaic_gpu_common import Shape, make_tables
@@ -37,11 +36,11 @@ def backward(
   and s are multiples of `mosaic_gpu_common.TILE_ROWS`.
 
   Args:
-    shape: static facts; its widths are not used.
+    shape: static facts.
     masking: `masking.Masking` of t queries and s keys, or of fewer.
-    q: [b, t, n * c, h], scaled, in units of log 2; h is a multiple of 32.
+    q: [b, t, n * c, h], scaled, in units of log 2.
     k: [b, s, k * ck, h].
-    v: [b, s, k, e]; e is a multiple of 64.
+    v: [b, s, k, e].
     do: [b, t, n, e], times the sign of the first weight, rounded as v is.
     stats: [b, n, 3c, at most t], fp32, see `weighted_gradient.row_stats`.
     scale: what q was scaled by, log 2 aside.
@@ -51,7 +50,7 @@ def backward(
     dq with the scale, dk and dv, as q, k and v.
   """
   if config is None:
-    config = choose_backward(shape, Widths(q.shape[-1], v.shape[-1]))
+    config = choose_backward(shape)
 
   def inputs(blocks, keys_outer):
     tables = make_tables(

@@ -8,22 +8,16 @@ from typing import NamedTuple
 from diff_jax.kernels.attention.mosaic_gpu_common import Shape
 from diff_jax.kernels.attention.mosaic_gpu_config import (
     MAX_SMEM_BYTES,
+    MIN_STAGES,
     OTHER_SMEM_BYTES,
     WGMMA_ROWS,
 )
 
-WARPGROUPS = 2  # That compute; a third one loads.
+WARPGROUPS = 2
 MAX_STAGES = 3
 BLOCKS = (64, 128)
 # Registers of a thread that sums may take beside two 64 x 64 tiles.
 MAX_DQ_REGISTERS, MAX_DKV_REGISTERS = 96, 128
-
-
-class Widths(NamedTuple):
-  """Of the arrays as the kernels read them, in lanes."""
-
-  map: int
-  value: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +38,12 @@ class DqConfig:
   def __post_init__(self):
     _check("block_kv", self.block_kv, self.stages)
 
-  def smem_bytes(self, shape: Shape, widths: Widths) -> int:
+  def smem_bytes(self, shape: Shape) -> int:
     """Shared memory that the kernel needs, at most; operands have 16 bits."""
     maps = 1 if self.split_maps else shape.maps
     key_maps = 1 if self.split_maps else shape.key_maps
-    q = self.block_q * (maps * widths.map + widths.value)
-    kv = self.block_kv * (key_maps * widths.map + widths.value)
+    q = self.block_q * (maps * shape.map_width + shape.value_width)
+    kv = self.block_kv * (key_maps * shape.map_width + shape.value_width)
     return 2 * (q + self.stages * kv) + OTHER_SMEM_BYTES
 
 
@@ -75,11 +69,11 @@ class DkvConfig:
     """Keys of a program."""
     return WGMMA_ROWS * (1 if self.split_maps else WARPGROUPS)
 
-  def smem_bytes(self, shape: Shape, widths: Widths) -> int:
+  def smem_bytes(self, shape: Shape) -> int:
     """Shared memory that the kernel needs, at most; operands have 16 bits."""
     key_maps = shape.maps if self.split_maps else shape.key_maps
-    kv = self.block_kv * (key_maps * widths.map + widths.value)
-    q = self.block_q * (shape.maps * widths.map + widths.value)
+    kv = self.block_kv * (key_maps * shape.map_width + shape.value_width)
+    q = self.block_q * (shape.maps * shape.map_width + shape.value_width)
     stats = 4 * self.block_q * 3 * shape.maps
     exchanged = 2 * WARPGROUPS * WGMMA_ROWS * self.block_q * self.split_maps
     ring = self.stages * (2 * q + stats)
@@ -96,28 +90,29 @@ class BackwardConfig(NamedTuple):
 def _check(name: str, block: int, stages: int):
   if block not in BLOCKS:
     raise ValueError(f"{name}={block} must be one of {BLOCKS}.")
-  if type(stages) is not int or stages < 1:
-    raise ValueError(f"stages={stages} must be an int of at least 1.")
+  if type(stages) is not int or stages < MIN_STAGES:
+    raise ValueError(
+        f"stages={stages} must be an int of at least {MIN_STAGES}."
+    )
 
 
-def choose_backward(shape: Shape, widths: Widths) -> BackwardConfig:
+def choose_backward(shape: Shape) -> BackwardConfig:
   """Tiles that compile without serialised products (`make check-gpu`)."""
   # A sum of 64 rows takes half a register of a thread for each column.
-  dq_registers = shape.maps * widths.map // 2
-  dkv_registers = (shape.key_maps * widths.map + widths.value) // 2
+  dq_registers = shape.maps * shape.map_width // 2
+  dkv_registers = (shape.key_maps * shape.map_width + shape.value_width) // 2
   split_dq = shape.maps > 1 and dq_registers > MAX_DQ_REGISTERS
   split_dkv = dkv_registers > MAX_DKV_REGISTERS
-  block_kv = 64 if shape.maps > 1 or widths.value > 128 else 128
+  block_kv = 64 if shape.maps > 1 or shape.value_width > 128 else 128
   return BackwardConfig(
-      _deepest(lambda stages: DqConfig(block_kv, stages, split_dq), shape,
-               widths),
-      _deepest(lambda stages: DkvConfig(64, stages, split_dkv), shape, widths),
-  )  # fmt: skip
+      _deepest(lambda stages: DqConfig(block_kv, stages, split_dq), shape),
+      _deepest(lambda stages: DkvConfig(64, stages, split_dkv), shape),
+  )
 
 
-def _deepest(config, shape: Shape, widths: Widths):
-  for stages in range(MAX_STAGES, 0, -1):
+def _deepest(config, shape: Shape):
+  for stages in range(MAX_STAGES, MIN_STAGES - 1, -1):
     found = config(stages)
-    if found.smem_bytes(shape, widths) <= MAX_SMEM_BYTES:
+    if found.smem_bytes(shape) <= MAX_SMEM_BYTES:
       return found
   raise AssertionError(f"{shape=} does not fit; `unsupported` let it through.")

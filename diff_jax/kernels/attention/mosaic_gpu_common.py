@@ -10,6 +10,7 @@ its keys; the dkv kernel's tiles lie keys by queries.
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -133,19 +134,35 @@ def product(shape: tuple[int, int], x, y):
   return pl.run_scoped(compute, plgpu.ACC(shape, jnp.float32))
 
 
-def accumulate(total, x, y):
-  """total + x @ y; x in registers or shared memory, y in shared memory.
+def products(*sums):
+  """[total + x @ y + ... of (total, operands, ...) for each], all under way.
 
-  The interpreter knows neither x in registers nor sums that go on.
+  Each `operands` is a function that returns x, in registers or shared memory,
+  and y, in shared memory: an index that is a constant has to be made inside of
+  the region that the compiler sees.
   """
   if _INTERPRETED.get():
-    x = x if isinstance(x, jax.Array) else x[...]
-    x, y = x.astype(jnp.float32), y[...].astype(jnp.float32)
-    plgpu.commit_smem()  # What wgmma reads needs no fence before TMA writes.
-    return total + jnp.dot(x, y, precision="highest")
-  return pl.run_state(lambda sum_ref: plgpu.wgmma(sum_ref, x, y))(
-      plgpu.ACC.init(total)
-  )
+    return [
+        functools.reduce(_interpret_product, pairs, total)
+        for total, *pairs in sums
+    ]
+
+  def compute(sum_refs):
+    for sum_ref, (_, *pairs) in zip(sum_refs, sums, strict=True):
+      for operands in pairs:
+        plgpu.wgmma(sum_ref, *operands())
+
+  totals = tuple(plgpu.ACC.init(total) for total, *_ in sums)
+  return list(pl.run_state(compute)(totals))
+
+
+def _interpret_product(total, operands):
+  """The interpreter knows neither x in registers nor sums that go on."""
+  x, y = operands()
+  x = x if isinstance(x, jax.Array) else x[...]
+  x, y = x.astype(jnp.float32), y[...].astype(jnp.float32)
+  plgpu.commit_smem()  # What wgmma reads needs no fence before TMA writes.
+  return total + jnp.dot(x, y, precision="highest")
 
 
 def full(shape, value, layout):
@@ -178,6 +195,10 @@ def tiled_smem(shape, dtype):
       plgpu.SwizzleTransform(tile_bytes),
   )
   return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def remainder(x, y: int):
+  return lax.rem(x, jnp.asarray(y, x.dtype))
 
 
 # Masks.

@@ -10,30 +10,33 @@ MAX_SMEM_BYTES = 227 * 1024  # Of one program.
 OTHER_SMEM_BYTES = 2048  # Barriers and the compiler's own, at most.
 WGMMA_ROWS = 64  # Of one warpgroup.
 BLOCKS_KV = (64, 128)
+MIN_STAGES = 2  # See `mosaic_gpu_common.Ring`.
 
 
 @dataclasses.dataclass(frozen=True)
 class ForwardConfig:
   """Tiles of the forward kernel.
 
-  Two warpgroups compute and a third one loads. Either each of the two has 64
-  queries and works on all maps, or both have the same 64 queries and each works
-  on one map: two wide accumulators do not fit a warpgroup's registers.
+  Either each of two warpgroups has 64 queries and works on all maps, or both
+  have the same 64 queries and each works on one map: two wide accumulators do
+  not fit a warpgroup's registers.
   """
 
   block_kv: int  # Keys of a tile.
   stages: int  # Tiles of keys and values in shared memory at once.
   split_maps: bool  # Whether a warpgroup works on one map.
 
-  warpgroups = 2  # That compute.
+  warpgroups = 2
 
   def __post_init__(self):
     if self.block_kv not in BLOCKS_KV:
       raise ValueError(
           f"block_kv={self.block_kv} must be one of {BLOCKS_KV} keys."
       )
-    if type(self.stages) is not int or self.stages < 1:
-      raise ValueError(f"stages={self.stages} must be an int of at least 1.")
+    if type(self.stages) is not int or self.stages < MIN_STAGES:
+      raise ValueError(
+          f"stages={self.stages} must be an int of at least {MIN_STAGES}."
+      )
 
   @property
   def block_q(self) -> int:
@@ -60,7 +63,7 @@ def choose_forward(shape: Shape) -> ForwardConfig:
   split_maps = shape.maps == 2 and shape.value_width > 128
   wide = shape.value_width > 128 or (shape.maps == 2 and shape.map_width > 64)
   block_kv = 64 if wide else 128
-  for stages in (3, 2, 1):
+  for stages in (3, MIN_STAGES):
     config = ForwardConfig(block_kv, stages, split_maps)
     if config.smem_bytes(shape) <= MAX_SMEM_BYTES:
       return config

@@ -3,15 +3,14 @@
 """The Hopper kernel for dK and dV; formulas in `mosaic_gpu_backward.py`.
 
 A program has a block of keys of one kv head; two warpgroups compute, in one of
-two ways (`DkvConfig`). A third one loads blocks of queries of all heads of the
-group through a ring of `stages` slots. Tiles lie keys by queries, so that what
-belongs to a query is a column.
+two ways (`DkvConfig`). Blocks of queries of all heads of the group go through a
+ring of slots (`mosaic_gpu_ring.Ring`). Tiles lie keys by queries, so that
+what belongs to a query is a column.
 
-Barriers, and why nothing waits for ever: the loader and both computing
-warpgroups read the same counts and make the same steps. `own_ready` completes
-once. Of a step's slot, `ready` completes when the loader's copies have arrived,
-and each computing warpgroup waits for it. `free` completes when both computing
-warpgroups have arrived; the loader waits before it fills a slot again.
+Barriers, and why nothing waits for ever: both warpgroups read the same counts
+and make the same steps. `own_ready` completes once. Of a step's slot, `ready`
+completes when the copies have arrived, and each warpgroup waits for it once; a
+slot is filled again only after both have.
 
 Where two maps are split, warpgroup w hands its signed probabilities to the
 other one in `probs[w]`, once a step: w waits for `read[w]`, writes, arrives at
@@ -34,19 +33,20 @@ from diff_jax.kernels.attention import mosaic_gpu_backward_common as backward
 from diff_jax.kernels.attention import mosaic_gpu_common as common
 from diff_jax.kernels.attention.mosaic_gpu_backward_common import (
     Inputs,
-    products,
     zeros,
 )
 from diff_jax.kernels.attention.mosaic_gpu_backward_config import (
     WARPGROUPS,
     DkvConfig,
 )
-from diff_jax.kernels.attention.mosaic_gpu_common import OF_COLUMNS, Shape
-from diff_jax.kernels.attention.mosaic_gpu_config import WGMMA_ROWS
-from diff_jax.kernels.attention.mosaic_tpu_common import (
-    MASKED_SCORE,
-    out_struct,
+from diff_jax.kernels.attention.mosaic_gpu_common import (
+    OF_COLUMNS,
+    Shape,
+    products,
 )
+from diff_jax.kernels.attention.mosaic_gpu_config import WGMMA_ROWS
+from diff_jax.kernels.attention.mosaic_tpu_common import MASKED_SCORE
+from diff_jax.kernels.attention.varying import out_struct
 from diff_jax.kernels.attention.weighted_gradient import LN_2
 
 
@@ -96,48 +96,49 @@ class _Program:
   def columns(self, part):
     return pl.ds(part * self.part, self.part)
 
-  def load(self):
-    """The loading warpgroup: k and v once, then the blocks of queries."""
-    inputs, scratch, batch = self.inputs, self.scratch, self.batch
-    shape, stages = self.shape, self.config.stages
+  def load_own(self):
+    """Begins the copies of k and v."""
+    inputs, scratch, shape = self.inputs, self.scratch, self.shape
     for owner, keys in enumerate(map(self.keys, range(scratch.k.shape[0]))):
+      place = self.batch, keys
       for c in range(shape.key_maps):
         plgpu.copy_gmem_to_smem(
-            inputs.k.at[batch, keys, self.kv_head * shape.key_maps + c],
+            inputs.k.at[*place, self.kv_head * shape.key_maps + c],
             scratch.k.at[owner, c],
             scratch.own_ready,
         )
       for part in range(self.parts):
         plgpu.copy_gmem_to_smem(
-            inputs.v.at[batch, keys, self.kv_head, self.columns(part)],
+            inputs.v.at[*place, self.kv_head, self.columns(part)],
             scratch.v.at[owner, part],
             scratch.own_ready,
         )
 
-    @pl.loop(0, self.visited)
-    def _(step):
-      slot, rows = backward.slot_of(step, stages), self.rows(step)
-      head = self.kv_head * shape.groups + backward.slot_of(step, shape.groups)
-      backward.wait_until_free(scratch.free, step, stages)
-      ready = scratch.ready.at[slot]
-      for c in range(shape.maps):
-        plgpu.copy_gmem_to_smem(
-            inputs.q.at[batch, rows, head * shape.maps + c],
-            scratch.q.at[slot, c],
-            ready,
-        )
-      for part in range(self.parts):
-        plgpu.copy_gmem_to_smem(
-            inputs.do.at[batch, rows, head, self.columns(part)],
-            scratch.do.at[slot, part],
-            ready,
-        )
+  def load(self, step, slot):
+    """Begins the copies of a step's queries and of what belongs to them."""
+    inputs, scratch, shape = self.inputs, self.scratch, self.shape
+    ready, place = scratch.ready.at[slot], (self.batch, self.rows(step))
+    head = common.remainder(step, shape.groups)
+    head += self.kv_head * shape.groups
+    for c in range(shape.maps):
       plgpu.copy_gmem_to_smem(
-          inputs.stats.at[batch, head, :, rows], scratch.stats.at[slot], ready
+          inputs.q.at[*place, head * shape.maps + c],
+          scratch.q.at[slot, c],
+          ready,
       )
+    for part in range(self.parts):
+      plgpu.copy_gmem_to_smem(
+          inputs.do.at[*place, head, self.columns(part)],
+          scratch.do.at[slot, part],
+          ready,
+      )
+    batch, rows = place
+    plgpu.copy_gmem_to_smem(
+        inputs.stats.at[batch, head, :, rows], scratch.stats.at[slot], ready
+    )
 
   def places(self, warpgroup):
-    """What is a computing warpgroup's: owner, part, maps of q, maps of k."""
+    """What is a warpgroup's: owner, part, maps of q, maps of k."""
     if self.exchanges:
       return 0, warpgroup, [warpgroup], [warpgroup]
     maps, key_maps = range(self.shape.maps), range(self.shape.key_maps)
@@ -145,13 +146,13 @@ class _Program:
       return 0, warpgroup, maps, key_maps
     return warpgroup, 0, maps, key_maps
 
-  def compute(self, warpgroup, dk_ref, dv_ref):
-    """A computing warpgroup."""
+  def compute(self, warpgroup, ring, dk_ref, dv_ref):
+    """What a warpgroup does."""
     scratch, split = self.scratch, self.config.split_maps
     *_, key_maps = self.places(warpgroup)
     if self.exchanges:
       plgpu.barrier_arrive(scratch.read.at[1 - warpgroup])
-    step = functools.partial(self._step, warpgroup)
+    step = functools.partial(self._step, warpgroup, ring)
     plgpu.barrier_wait(scratch.own_ready)
     width = scratch.k.shape[-1]
     sums = (
@@ -192,13 +193,12 @@ class _Program:
     place = self.batch, self.keys(owner), self.kv_head, self.columns(part)
     plgpu.copy_smem_to_gmem(v_smem.at[owner, part], dv_ref.at[*place])
 
-  def _step(self, warpgroup, step, sums, masked=False):
+  def _step(self, warpgroup, ring, step, sums, masked=False):
     """One block of queries of one head."""
     shape, scratch = self.shape, self.scratch
     dks, dv = sums
     tile = WGMMA_ROWS, self.config.block_q
-    slot = backward.slot_of(step, self.config.stages)
-    warpgroup, slot = backward.opaque(warpgroup, slot)
+    warpgroup, slot = backward.opaque(warpgroup, ring.slot(step))
     owner, part, maps, _ = self.places(warpgroup)
 
     def stat(row):
@@ -225,6 +225,7 @@ class _Program:
     scores = products(
         *[(start(c), functools.partial(score_operands, c)) for c in maps]
     )
+    ring.advance(step)
     probs = [jnp.exp2(x) for x in scores]
     for i, c in enumerate(maps):
       if self.exchanges or c:  # The first map's is 1.
@@ -244,7 +245,7 @@ class _Program:
           lambda ds=ds, c=c: (ds, scratch.q.at[slot, c])
       )
     dks = products(*dk_sums)
-    plgpu.barrier_arrive(scratch.free.at[slot])
+    ring.release(slot)
     return dks, dv
 
   def _other_map(self, warpgroup, probs):

@@ -2,16 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Hopper kernel for dQ; formulas in `mosaic_gpu_backward.py`.
 
-A program has 128 queries of one head, 64 for each of two warpgroups; a third
-one loads blocks of keys and values through a ring of `stages` slots.
+A program has 128 queries of one head, 64 for each of two warpgroups; blocks of
+keys and values go through a ring of slots (`mosaic_gpu_ring.Ring`).
 
-Barriers, and why nothing waits for ever: the loader and both computing
-warpgroups read the same counts and make the same steps. `own_ready` completes
-once. Of a step's slot, `k_ready` and `v_ready` complete when the loader's
-copies have arrived, one arrival for each copy; each computing warpgroup waits
-for them once a step, the loader never. `k_free` and `v_free` complete when both
-computing warpgroups have arrived, once a step; the loader waits before it fills
-a slot again. Products are complete where `products` returns, so that a slot is
+Barriers, and why nothing waits for ever: both warpgroups read the same counts
+and make the same steps. `own_ready` completes once. Of a step's slot, `k_ready`
+and `v_ready` complete when the copies have arrived, one arrival for each copy;
+each warpgroup waits for them once a step, and a slot is filled again only after
+both have. Products are complete where `products` returns, so that a slot is
 given back only after its last reading.
 """
 
@@ -27,19 +25,20 @@ from diff_jax.kernels.attention import mosaic_gpu_backward_common as backward
 from diff_jax.kernels.attention import mosaic_gpu_common as common
 from diff_jax.kernels.attention.mosaic_gpu_backward_common import (
     Inputs,
-    products,
     zeros,
 )
 from diff_jax.kernels.attention.mosaic_gpu_backward_config import (
     WARPGROUPS,
     DqConfig,
 )
-from diff_jax.kernels.attention.mosaic_gpu_common import OF_ROWS, Shape
-from diff_jax.kernels.attention.mosaic_gpu_config import WGMMA_ROWS
-from diff_jax.kernels.attention.mosaic_tpu_common import (
-    MASKED_SCORE,
-    out_struct,
+from diff_jax.kernels.attention.mosaic_gpu_common import (
+    OF_ROWS,
+    Shape,
+    products,
 )
+from diff_jax.kernels.attention.mosaic_gpu_config import WGMMA_ROWS
+from diff_jax.kernels.attention.mosaic_tpu_common import MASKED_SCORE
+from diff_jax.kernels.attention.varying import out_struct
 
 
 class Scratch(NamedTuple):
@@ -52,8 +51,7 @@ class Scratch(NamedTuple):
   own_ready: object
   k_ready: object
   v_ready: object
-  k_free: object
-  v_free: object
+  free: object
 
 
 class _Program:
@@ -83,16 +81,14 @@ class _Program:
     block_kv = self.config.block_kv
     return pl.ds(self.inputs.order[*self.table, step] * block_kv, block_kv)
 
-  def load(self):
-    """The loading warpgroup: q and dO once, then the blocks of k and v."""
+  def load_own(self):
+    """Begins the copies of q and dO."""
     inputs, scratch, batch = self.inputs, self.scratch, self.batch
-    shape, stages = self.shape, self.config.stages
-    kv_head = lax.div(self.head, jnp.asarray(shape.groups, self.head.dtype))
     for warpgroup in range(WARPGROUPS):
       rows = self.rows(warpgroup)
       for i, c in enumerate(self.maps):
         plgpu.copy_gmem_to_smem(
-            inputs.q.at[batch, rows, self.head * shape.maps + c],
+            inputs.q.at[batch, rows, self.head * self.shape.maps + c],
             scratch.q.at[warpgroup, i],
             scratch.own_ready,
         )
@@ -102,27 +98,25 @@ class _Program:
           scratch.own_ready,
       )
 
-    @pl.loop(0, self.visited)
-    def _(step):
-      slot, keys = backward.slot_of(step, stages), self.keys(step)
-      backward.wait_until_free(scratch.v_free, step, stages)
+  def load(self, step, slot):
+    """Begins the copies of a step's keys and values."""
+    inputs, scratch, shape = self.inputs, self.scratch, self.shape
+    kv_head = lax.div(self.head, jnp.asarray(shape.groups, self.head.dtype))
+    place = self.batch, self.keys(step)
+    plgpu.copy_gmem_to_smem(
+        inputs.v.at[*place, kv_head],
+        scratch.v.at[slot],
+        scratch.v_ready.at[slot],
+    )
+    for i, c in enumerate(list(self.maps)[: scratch.k.shape[1]]):
       plgpu.copy_gmem_to_smem(
-          inputs.v.at[batch, keys, kv_head],
-          scratch.v.at[slot],
-          scratch.v_ready.at[slot],
+          inputs.k.at[*place, kv_head * shape.key_maps + shape.key_map(c)],
+          scratch.k.at[slot, i],
+          scratch.k_ready.at[slot],
       )
-      backward.wait_until_free(scratch.k_free, step, stages)
-      for i, c in enumerate(list(self.maps)[: scratch.k.shape[1]]):
-        plgpu.copy_gmem_to_smem(
-            inputs.k.at[
-                batch, keys, kv_head * shape.key_maps + shape.key_map(c)
-            ],
-            scratch.k.at[slot, i],
-            scratch.k_ready.at[slot],
-        )
 
-  def compute(self, warpgroup, dq_ref):
-    """A computing warpgroup: 64 queries."""
+  def compute(self, warpgroup, ring, dq_ref):
+    """A warpgroup: 64 queries."""
     shape, rows = self.shape, self.rows(warpgroup)
 
     def stat(row):
@@ -133,7 +127,7 @@ class _Program:
       )
 
     stats = [(stat(c), stat(shape.maps + c)) for c in self.maps]
-    step = functools.partial(self._step, warpgroup, rows, stats)
+    step = functools.partial(self._step, warpgroup, ring, rows, stats)
     plgpu.barrier_wait(self.scratch.own_ready)
     width = self.scratch.q.shape[-1]
     sums = [zeros((WGMMA_ROWS, width)) for _ in self.maps]
@@ -153,12 +147,13 @@ class _Program:
       )
     plgpu.wait_smem_to_gmem(0)
 
-  def _step(self, warpgroup, rows, stats, step, sums, masked=False):
+  def _step(
+      self, warpgroup, ring, rows, stats, step, sums, masked=False
+  ):  # fmt: skip
     """One block of keys; the signs of the weights come at the end."""
     scratch, sums = self.scratch, list(sums)
     tile = WGMMA_ROWS, self.config.block_kv
-    slot = backward.slot_of(step, self.config.stages)
-    warpgroup, slot = backward.opaque(warpgroup, slot)
+    warpgroup, slot = backward.opaque(warpgroup, ring.slot(step))
 
     def k(i):
       return scratch.k.at[slot, min(i, scratch.k.shape[1] - 1)]
@@ -184,7 +179,7 @@ class _Program:
       score = start(), functools.partial(scores, i)
       if i == 0:
         score, dp = products(score, (zeros(tile), dp_operands))
-        plgpu.barrier_arrive(scratch.v_free.at[slot])
+        ring.advance(step)
       else:
         score, sums[i - 1] = products(score, pending)
       probs = jnp.exp2(score - common.along_rows(lse, tile))
@@ -192,7 +187,7 @@ class _Program:
       ds = ds.astype(scratch.q.dtype)
       pending = sums[i], lambda ds=ds, i=i: (ds, k(i))
     (sums[-1],) = products(pending)
-    plgpu.barrier_arrive(scratch.k_free.at[slot])
+    ring.release(slot)
     return sums
 
 
@@ -211,8 +206,7 @@ def _scratch(shape: Shape, config: DqConfig, q, v):
       own_ready=plgpu.Barrier(num_arrivals=WARPGROUPS * (maps + 1)),
       k_ready=ring(num_arrivals=key_maps),
       v_ready=ring(num_arrivals=1),
-      k_free=ring(num_arrivals=WARPGROUPS),
-      v_free=ring(num_arrivals=WARPGROUPS),
+      free=ring(num_arrivals=WARPGROUPS),
   )
 
 

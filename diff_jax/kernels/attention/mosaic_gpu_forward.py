@@ -2,20 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward Hopper kernel: one pass over K and V for all maps of a head.
 
-A program has one block of queries of one head. Its third warpgroup loads
-blocks of keys and values through a ring of `stages` slots; the other two
-compute, on both maps of 64 queries each, or on one map each of the same 64
+A program has one block of queries of one head. Blocks of keys and values go
+through a ring of slots (`mosaic_gpu_ring.Ring`). Two warpgroups compute, on
+both maps of 64 queries each, or on one map each of the same 64
 (`ForwardConfig`). Scores are in units of log 2, their scale is part of q. The
 maps are weighted, subtracted and rounded once, at the end.
 
-Barriers, and why nothing waits for ever: the loader and both computing
-warpgroups read the same two counts from the table and so make the same steps.
-Of a step's slot, `*_ready` completes when the loader's copies have arrived, one
-arrival for each copy, and is waited for once by each computing warpgroup;
-`*_free` completes when both have read the slot, and is waited for by the loader
-before it fills the slot again: never for a slot's first filling, so that the
-arrivals of a slot's last reading are not waited for. The last barriers,
-`loops_done` and `exchanged`, are passed once.
+Barriers, and why nothing waits for ever: both warpgroups read the same two
+counts from the table and so make the same steps. `q_ready` completes once. Of a
+step's slot, `k_ready` and `v_ready` complete when the copies have arrived, one
+arrival for each copy, and are waited for once by each warpgroup; a slot is
+filled again only after both have, so that none gets two completions ahead of a
+waiter. `loops_done` and `exchanged` are passed once: outputs take the place of
+keys and values, which both warpgroups have read, and whose copies have all been
+waited for.
 """
 
 import functools
@@ -41,10 +41,8 @@ from diff_jax.kernels.attention.mosaic_gpu_forward_worker import (
     Scratch,
     Worker,
 )
-from diff_jax.kernels.attention.mosaic_tpu_common import out_struct
-
-# Of a thread; 128 x (2 x 240 + 24) of 65,536 in all.
-COMPUTE_REGISTERS, LOAD_REGISTERS = 240, 24
+from diff_jax.kernels.attention.mosaic_gpu_ring import Ring
+from diff_jax.kernels.attention.varying import out_struct
 
 
 def _kernel(*refs, shape: Shape, config: ForwardConfig):
@@ -58,28 +56,24 @@ def _kernel(*refs, shape: Shape, config: ForwardConfig):
   place = Place(lax.axis_index("batch"), lax.axis_index("heads"), block)
   row = common.entry(inputs.counts, place.batch), block
   unmasked, visited = inputs.counts[*row, 0], inputs.counts[*row, 1]
-  warpgroup = lax.axis_index("warpgroup")
-
-  @pl.when(warpgroup < config.warpgroups)
-  def _():
-    plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-    worker = Worker(shape, config, inputs, scratch, place)
-    sums = worker.gather(unmasked, visited)
-    plgpu.barrier_arrive(scratch.loops_done)
-    plgpu.barrier_wait(scratch.loops_done)
-    worker.finish(sums, Outputs(out_ref, lse_ref, saved_refs))
-
-  @pl.when(warpgroup == config.warpgroups)
-  def _():
-    plgpu.set_max_registers(LOAD_REGISTERS, action="decrease")
-    _load(shape, config, inputs, scratch, place, visited)
+  ring = Ring(
+      config.stages,
+      visited,
+      lax.axis_index("warpgroup"),
+      scratch.free,
+      functools.partial(_load, shape, config, inputs, scratch, place),
+  )
+  ring.start(functools.partial(_load_q, shape, config, inputs, scratch, place))
+  worker = Worker(shape, config, inputs, scratch, place, ring)
+  sums = worker.gather(unmasked, visited)
+  plgpu.barrier_arrive(scratch.loops_done)
+  plgpu.barrier_wait(scratch.loops_done)
+  worker.finish(sums, Outputs(out_ref, lse_ref, saved_refs))
 
 
-def _load(shape, config, inputs, scratch, place, visited):
-  """The loading warpgroup: q once, then every visited block of k and v."""
+def _load_q(shape, config, inputs, scratch, place):
+  """Begins the copies of a program's queries."""
   batch, head, block = place
-  k_smem, v_smem = scratch.union[0]
-  kv_head = lax.div(head, jnp.asarray(shape.groups, head.dtype))
   for group in range(config.block_q // WGMMA_ROWS):
     for c in range(shape.maps):
       first = block * config.block_q + group * WGMMA_ROWS
@@ -88,33 +82,26 @@ def _load(shape, config, inputs, scratch, place, visited):
           scratch.q.at[group, c],
           scratch.q_ready,
       )
+
+
+def _load(shape, config, inputs, scratch, place, step, slot):
+  """Begins the copies of a step's keys and values."""
+  batch, head, block = place
+  k_smem, v_smem = scratch.union[0]
+  kv_head = lax.div(head, jnp.asarray(shape.groups, head.dtype))
   table = common.entry(inputs.order, batch), block
-
-  @pl.loop(0, visited)
-  def _(step):
-    slot = lax.rem(step, jnp.asarray(config.stages, step.dtype))
-    keys = pl.ds(inputs.order[*table, step] * config.block_kv, config.block_kv)
-
-    @pl.when(step >= config.stages)
-    def _():
-      plgpu.barrier_wait(scratch.k_free.at[slot])
-
-    for c in range(shape.key_maps):
-      plgpu.copy_gmem_to_smem(
-          inputs.k.at[batch, keys, kv_head * shape.key_maps + c],
-          k_smem.at[slot, c],
-          scratch.k_ready.at[slot],
-      )
-
-    @pl.when(step >= config.stages)
-    def _():
-      plgpu.barrier_wait(scratch.v_free.at[slot])
-
+  keys = pl.ds(inputs.order[*table, step] * config.block_kv, config.block_kv)
+  for c in range(shape.key_maps):
     plgpu.copy_gmem_to_smem(
-        inputs.v.at[batch, keys, kv_head],
-        v_smem.at[slot],
-        scratch.v_ready.at[slot],
+        inputs.k.at[batch, keys, kv_head * shape.key_maps + c],
+        k_smem.at[slot, c],
+        scratch.k_ready.at[slot],
     )
+  plgpu.copy_gmem_to_smem(
+      inputs.v.at[batch, keys, kv_head],
+      v_smem.at[slot],
+      scratch.v_ready.at[slot],
+  )
 
 
 def _scratch(shape: Shape, config: ForwardConfig, dtype):
@@ -142,8 +129,7 @@ def _scratch(shape: Shape, config: ForwardConfig, dtype):
       q_ready=plgpu.Barrier(num_arrivals=groups * shape.maps),
       k_ready=ring(num_arrivals=shape.key_maps),
       v_ready=ring(num_arrivals=1),
-      k_free=ring(num_arrivals=config.warpgroups),
-      v_free=ring(num_arrivals=config.warpgroups),
+      free=ring(num_arrivals=config.warpgroups),
       loops_done=plgpu.Barrier(num_arrivals=config.warpgroups),
       exchanged=plgpu.Barrier(num_arrivals=1),
   )
@@ -186,7 +172,7 @@ def forward(
       # The last axis varies fastest: blocks of one head share its keys in L2.
       grid=(b, shape.heads, blocks),
       grid_names=("batch", "heads", "blocks"),
-      num_threads=config.warpgroups + 1,
+      num_threads=config.warpgroups,
       thread_name="warpgroup",
       compiler_params=plgpu.CompilerParams(approx_math=True),
       kernel_name="diff_attention_forward",

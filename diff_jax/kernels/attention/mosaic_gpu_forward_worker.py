@@ -1,6 +1,6 @@
 # Copyright 2026 The diff_jax Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a computing warpgroup of the forward Hopper kernel does.
+"""What a warpgroup of the forward Hopper kernel does.
 
 See `mosaic_gpu_forward.py`, which says what the barriers are for.
 """
@@ -57,8 +57,7 @@ class Scratch(NamedTuple):
   q_ready: object
   k_ready: object
   v_ready: object
-  k_free: object
-  v_free: object
+  free: object
   loops_done: object
   exchanged: object
 
@@ -80,12 +79,12 @@ class Sums(NamedTuple):
 
 
 class Worker:
-  """A computing warpgroup: the maps that it works on, and its 64 queries."""
+  """A warpgroup: the maps that it works on, and its 64 queries."""
 
   def __init__(
-      self, shape: Shape, config: ForwardConfig, inputs, scratch, place
+      self, shape: Shape, config: ForwardConfig, inputs, scratch, place, ring
   ):
-    self.shape, self.config = shape, config
+    self.shape, self.config, self.ring = shape, config, ring
     self.inputs, self.scratch, self.place = inputs, scratch, place
     (self.k_smem, self.v_smem), written = scratch.union
     self.lse_smem, self.out_smem, *others = written
@@ -93,7 +92,7 @@ class Worker:
       self.saved_smem, *others = others
     if config.split_maps:
       (self.exchange,) = others
-    self.warpgroup = lax.axis_index("warpgroup")
+    self.warpgroup = ring.warpgroup
     self.group = 0 if config.split_maps else self.warpgroup
     self.maps = [self.warpgroup] if config.split_maps else range(shape.maps)
     first = place.block * config.block_q + self.group * WGMMA_ROWS
@@ -119,7 +118,7 @@ class Worker:
   def _step(self, step, sums, masked=False):
     """One block of keys."""
     shape, config, scratch = self.shape, self.config, self.scratch
-    slot = lax.rem(step, jnp.asarray(config.stages, step.dtype))
+    slot = self.ring.slot(step)
     tile = (WGMMA_ROWS, config.block_kv)
     plgpu.barrier_wait(scratch.k_ready.at[slot])
     after = []
@@ -129,8 +128,6 @@ class Worker:
           scratch.q.at[self.group, c],
           self.k_smem.at[slot, shape.key_map(c)].T,
       )
-      if c is self.maps[-1]:
-        plgpu.barrier_arrive(scratch.k_free.at[slot])
       if masked:
         scores = jnp.where(self._seen(step, tile), scores, MASKED_SCORE)
       top = jnp.maximum(before, scores.max(axis=1))
@@ -139,11 +136,12 @@ class Worker:
       total = total * decay + probs.sum(axis=1)
       acc = acc * common.along_rows(decay, acc.shape)
       if c is self.maps[0]:
+        self.ring.advance(step)
         plgpu.barrier_wait(scratch.v_ready.at[slot])
-      v = self.v_smem.at[slot]
-      acc = common.accumulate(acc, probs.astype(v.dtype), v)
+      operands = probs.astype(self.v_smem.dtype), self.v_smem.at[slot]
+      (acc,) = common.products((acc, lambda operands=operands: operands))
       after.append(Sums(acc, top, total))
-    plgpu.barrier_arrive(scratch.v_free.at[slot])
+    self.ring.release(slot)
     return after
 
   def _seen(self, step, tile):

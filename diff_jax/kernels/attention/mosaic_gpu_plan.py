@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from diff_jax.kernels.attention.block_sizes import round_up
 from diff_jax.kernels.attention.mosaic_gpu_backward_config import (
     BackwardConfig,
-    Widths,
     choose_backward,
 )
 from diff_jax.kernels.attention.mosaic_gpu_common import (
@@ -84,6 +83,5 @@ def make_plan(
   )
   scale = h**-0.5 if scale is None else scale
   if configs is None:
-    widths = Widths(shape.map_width, shape.value_width)
-    configs = choose_forward(shape), choose_backward(shape, widths)
+    configs = choose_forward(shape), choose_backward(shape)
   return Plan(shape, *configs, scale)

@@ -35,13 +35,12 @@ from diff_jax.kernels.attention.mosaic_tpu_common import (
     dot,
     entry,
     has,
-    out_struct,
     pieces,
     run_tile,
-    varying_like,
     visible,
 )
 from diff_jax.kernels.attention.mosaic_tpu_transfers import Transfers
+from diff_jax.kernels.attention.varying import out_struct, varying_like
 from diff_jax.kernels.attention.weighted_gradient import LN_2
 
 

@@ -4,7 +4,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -141,18 +140,6 @@ def column(row):
   return jnp.broadcast_to(row, (8, row.shape[1])).T[:, :1]
 
 
-def _varying(like) -> frozenset[str]:
-  """The mesh axes that any of some arrays varies over, inside `shard_map`."""
-  axes = (jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(like))
-  return frozenset().union(*axes)
-
-
-def varying_like(x, like):
-  """x, marked as varying over the mesh axes that any of `like` varies over."""
-  missing = _varying(like) - _varying(x)
-  return lax.pcast(x, tuple(sorted(missing)), to="varying")
-
-
 def entry(table_ref, b, step):
   """Index of a visit of sequence b in a table, which may serve all sequences.
 
@@ -160,9 +147,3 @@ def entry(table_ref, b, step):
   interpreter knows it as varying over devices, and constants as not.
   """
   return (b if table_ref.shape[0] > 1 else 0), step
-
-
-def out_struct(shape, dtype, like) -> jax.ShapeDtypeStruct:
-  """An output that varies over the mesh axes that any of `like` varies over."""
-  axes = jax.sharding.ManualAxisType(varying=_varying(like))
-  return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=axes)

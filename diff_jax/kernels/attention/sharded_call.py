@@ -8,6 +8,8 @@ import jax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from diff_jax.kernels.attention.varying import varying_like
+
 
 def sharded(local, q, k, v, masks, *weights, check_vma: bool):
   """Calls `local` on each device's batch and heads.
@@ -82,7 +84,10 @@ def _split_static(masks):
 
 
 def _call(local, static, arrays, masks):
-  arrays, masks = _vary((arrays, masks))
+  # What is equal on several devices varies over them from here on, so that the
+  # gradients of lambda, slopes and sinks come out whole, as sums over devices.
+  arguments = arrays, masks
+  arrays, masks = jax.tree.map(lambda x: varying_like(x, arguments), arguments)
   return local(*arrays, masks | static)
 
 
@@ -94,20 +99,3 @@ def _axis_size(mesh, axes) -> int:
   for axis in axes:
     size *= mesh.shape[axis]
   return size
-
-
-def _vary(arguments):
-  """Marks what is equal on several devices as varying over them.
-
-  The transpose of this cast is the sum over those devices, so that the
-  gradients of lambda, slopes and sinks come out whole.
-  """
-  varying = set()
-  for x in jax.tree.leaves(arguments):
-    varying |= jax.typeof(x).manual_axis_type.varying
-
-  def cast(x):
-    missing = varying - jax.typeof(x).manual_axis_type.varying
-    return jax.lax.pcast(x, tuple(sorted(missing)), to="varying")
-
-  return jax.tree.map(cast, arguments)

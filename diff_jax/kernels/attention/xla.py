@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from diff_jax.kernels.attention import layout
+from diff_jax.kernels.attention import layout, varying
 from diff_jax.kernels.attention import masking as masking_lib
 from diff_jax.kernels.attention.blocks import (
     KeyMask,
@@ -62,19 +62,6 @@ def _dtype(x):
 def _dot(spec, x, y):
   """A product of storage-width operands, summed in fp32 (fp64 for fp64)."""
   return jnp.einsum(spec, x, y, preferred_element_type=_dtype(x))
-
-
-def _zeros(shape, dtype, *like):
-  """Zeros that vary over the mesh axes that `like` varies over.
-
-  Inside `jax.shard_map` a loop's carry must enter with the type it leaves
-  with; a plain zero counts as equal on all devices.
-  """
-  zeros = jnp.zeros(shape, dtype)
-  varying = set()
-  for x in jax.tree.leaves(like):
-    varying |= jax.typeof(x).manual_axis_type.varying
-  return jax.lax.pcast(zeros, tuple(sorted(varying)), to="varying")
 
 
 def _weighted_sum(maps, weights):
@@ -135,8 +122,9 @@ def _forward(static, masking, operands: Operands):
       gathered = _dot("bkcrs,bkse->bkcre", probs.astype(v.dtype), v)
       return raised, total, decay[..., None] * acc + gathered
 
-    zero = _zeros(q.shape[:-1], dtype, q, blocks, rows, keys)
-    acc = _zeros((*q.shape[:-1], value_dim), dtype, q, blocks, rows, keys)
+    like = q, blocks, rows, keys
+    zero = varying.zeros(q.shape[:-1], dtype, like)
+    acc = varying.zeros((*q.shape[:-1], value_dim), dtype, like)
     highest, total, acc = jax.lax.fori_loop(
         rows.first, rows.last, tile, (zero - jnp.inf, zero, acc)
     )
@@ -213,15 +201,15 @@ def _backward(static, masking, operands: Operands, o, lse, do, dlse, weights):
         dk_tile = _dot("bkcrh,bkcrs->bkchs", q, ds)
       return dq, dk.at[j].add(dk_tile), dv.at[j].add(dv_tile), dslopes
 
-    dq = _zeros(q.shape, dtype, q, blocks, rows, keys, do, w, delta)
+    dq = varying.zeros(q.shape, dtype, (q, blocks, rows, keys, do, w, delta))
     dq, *carry = jax.lax.fori_loop(rows.first, rows.last, tile, (dq, *carry))
     return tuple(carry), dq
 
   like = (blocks, rows, keys, do, weights, delta)
   carry = (
-      _zeros(jnp.matrix_transpose(blocks.k).shape, dtype, like),
-      _zeros(jnp.matrix_transpose(blocks.v).shape, dtype, like),
-      _zeros((blocks.k.shape[2], blocks.q.shape[4]), dtype, like),
+      varying.zeros(jnp.matrix_transpose(blocks.k).shape, dtype, like),
+      varying.zeros(jnp.matrix_transpose(blocks.v).shape, dtype, like),
+      varying.zeros((blocks.k.shape[2], blocks.q.shape[4]), dtype, like),
   )
   (dk, dv, dslopes), dq = jax.lax.scan(
       query_block, carry, (blocks.q, do, weights, delta, safe_lse, rows)

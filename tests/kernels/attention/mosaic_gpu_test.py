@@ -35,12 +35,12 @@ CASES = {
     "one_map_full": (
         EACH,
         cases.Case(
-            t=70, s=150, c=1, k_maps=1, k=1, weights=None,
+            t=70, s=330, c=1, k_maps=1, k=1, weights=None,
             options=dict(causal=False),
         ),
     ),
-    "shared_keys_one_stage": (
-        ForwardConfig(64, 1, split_maps=False),
+    "shared_keys": (
+        ForwardConfig(64, 2, split_maps=False),
         cases.Case(b=2, t=70, s=150, n=1, k=1, k_maps=1,
                    options=dict(q_offset=jnp.array([3, 90]))),
     ),
@@ -104,7 +104,7 @@ def test_matches_the_definition(name):
 
 def test_groups_and_vmap():
   """Two heads of each of two kv heads; vmap over the sequences."""
-  case = cases.Case(b=2, t=70, s=70, n=4, k=2)
+  case = cases.Case(b=2, t=40, s=40, n=4, k=2)
   arguments = make_inputs("groups", case)
   with interpreted(detect_races=False):
     out = jax.jit(jax.vmap(mosaic_gpu.attention))(
@@ -115,7 +115,7 @@ def test_groups_and_vmap():
 
 
 def test_parts_match_the_definition():
-  case = cases.Case(t=70, s=70, n=2, k=1, k_maps=1)
+  case = cases.Case(t=40, s=40, n=2, k=1, k_maps=1)
   q, k, v, _ = make_inputs("parts", case)
   with interpreted(detect_races=False):
     o, lse = jax.jit(mosaic_gpu.parts)(q, k, v)
@@ -232,8 +232,8 @@ def test_every_supported_width_fits_shared_memory(h, e, maps, dtype):
 def test_config_is_checked():
   with pytest.raises(ValueError, match="block_kv=96 must be one of"):
     ForwardConfig(96, 2, split_maps=False)
-  with pytest.raises(ValueError, match="stages=0 must be an int"):
-    ForwardConfig(64, 0, split_maps=False)
+  with pytest.raises(ValueError, match="stages=1 must be an int of at least 2"):
+    ForwardConfig(64, 1, split_maps=False)
 
 
 @pytest.mark.parametrize(
