@@ -48,8 +48,8 @@ def decode(
       lengths = lengths + t
 
   Jit it with the cache donated, else every call copies the cache. Up to 16
-  tokens the cache is read once; more are handed to `api.attention`. There are
-  no gradients.
+  tokens the cache is read once; more are handed to `api.attention`. Gradients
+  are not tested.
 
   Args:
     q: queries of the new tokens, c maps for each head.
