@@ -22,8 +22,9 @@ SIZES = {  # h, e, maps, maps of the keys
     "(128,128) one map": (128, 128, 1, 1),
     "(64,64) one map": (64, 64, 1, 1),
 }
-# Stored to local memory and not more, by (kernel, size); 0 where none is
-# named; the most of jax 0.11.2 and 0.12.0.1. A number changes only beside a measurement on a GPU.
+# Stored to local memory and not more, by (kernel, size), 0 where none is named:
+# the most of jax 0.11.2 and 0.12.0.1. A number changes only beside a measurement
+# on a GPU.
 SPILLS_BYTES = {
     ("diff_attention_forward", "(64,128)"): 16,
     ("diff_attention_dkv", "(128,256)"): 64,

@@ -4,8 +4,8 @@
 
 Here the gradient is put together; the kernels are in `mosaic_gpu_forward.py`
 and `mosaic_gpu_backward.py`. Arrays keep the public layout, which TMA reads as
-it is; only lengths that are no multiple of 8, and
-widths that are none of 32 (q and k) or 64 (v), are padded.
+it is; only lengths that are no multiple of 8, and widths that are none of 32 (q
+and k) or 64 (v), are padded.
 """
 
 import functools
