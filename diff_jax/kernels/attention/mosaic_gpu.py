@@ -55,22 +55,15 @@ def attention(
 
 
 def parts(q, k, v, **masks):
-  """(o [b,t,n,c,e], lse [b,t,n,c]); see `api.parts`.
+  """(o [b,t,n,c,e], lse [b,t,n,c]); see `api.parts`."""
 
-  The maps become heads of one map each: their outputs have gradients of their
-  own, so that nothing is shared but K and V.
-  """
-  kv_heads, maps = k.shape[2], q.shape[3]
-  q, k, v = weighted_gradient.maps_to_heads(q, k, v)
-  plan, masking = _prepare(
-      q, k, v, out_dtype=jnp.float32, first_weight_is_one=True, **masks
-  )
-  weights = jnp.ones_like(q[..., 0], jnp.float32)
-  o, lse = _attention(plan, masking, q, k, v, weights)
-  back = functools.partial(
-      weighted_gradient.heads_to_maps, kv_heads=kv_heads, maps=maps
-  )
-  return back(o), back(lse)[..., 0]
+  def one_map(q, k, v, weights):
+    plan, masking = _prepare(
+        q, k, v, out_dtype=jnp.float32, first_weight_is_one=True, **masks
+    )
+    return _attention(plan, masking, q, k, v, weights)
+
+  return weighted_gradient.parts_by_heads(one_map, q, k, v)
 
 
 def _prepare(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from diff_jax.kernels.attention import kernel_limits
 from diff_jax.kernels.attention.block_sizes import round_up
 from diff_jax.kernels.attention.mosaic_gpu_backward_config import (
     BackwardConfig,
@@ -21,9 +22,9 @@ from diff_jax.kernels.attention.mosaic_gpu_config import (
     choose_forward,
 )
 
-DTYPES = (jnp.bfloat16, jnp.float16)
-MAX_WIDTH = 128  # Of one map, and of half a value head.
-MAX_MAPS = 2
+# Hopper's matrix product takes 16 bits.
+DTYPES = ("bfloat16", "float16")
+MAX_WIDTH = 128
 
 
 class Plan(NamedTuple):
@@ -38,20 +39,10 @@ class Plan(NamedTuple):
 def unsupported(q, k, v, *, bias_slopes=None, sink=None, **_) -> str | None:
   """Why the kernels cannot take a call, in words; None if they can."""
   del k
-  h, e = q.shape[-1], v.shape[-1]
-  if q.dtype not in DTYPES:
-    return (
-        f"q.dtype={q.dtype} is neither bfloat16 nor float16: Hopper's matrix"
-        " product takes 16 bits"
-    )
-  if q.shape[3] > MAX_MAPS:
-    return f"q.shape={q.shape} has {q.shape[3]} maps, more than {MAX_MAPS}"
-  if h > MAX_WIDTH or e > 2 * MAX_WIDTH:
-    return f"(h, e)={h, e} is wider than {MAX_WIDTH, 2 * MAX_WIDTH}"
-  for name, x in (("bias_slopes", bias_slopes), ("sink", sink)):
-    if x is not None:
-      return f"{name} is given"
-  return None
+  return kernel_limits.unsupported(
+      q, v, dtypes=DTYPES, max_width=MAX_WIDTH, bias_slopes=bias_slopes,
+      sink=sink,
+  )  # fmt: skip
 
 
 def make_plan(

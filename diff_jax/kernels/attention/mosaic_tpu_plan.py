@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from diff_jax.kernels.attention import mosaic_tpu_sizes
+from diff_jax.kernels.attention import kernel_limits, mosaic_tpu_sizes
 from diff_jax.kernels.attention.block_sizes import (
     LANES,
     BlockSizes,
@@ -15,9 +15,8 @@ from diff_jax.kernels.attention.block_sizes import (
 )
 from diff_jax.kernels.attention.mosaic_tpu_common import Shape
 
-DTYPES = (jnp.bfloat16, jnp.float32)
-MAX_WIDTH = 256  # Of one map, and of half a value head.
-MAX_MAPS = 2
+DTYPES = ("bfloat16", "float32")
+MAX_WIDTH = 256
 
 
 class Plan(NamedTuple):
@@ -31,16 +30,12 @@ class Plan(NamedTuple):
 
 def unsupported(q, k, v, *, bias_slopes=None, sink=None, **masks) -> str | None:
   """Why the kernels cannot take a call, in words; None if they can."""
-  h, e = q.shape[-1], v.shape[-1]
-  if q.dtype not in DTYPES:
-    return f"q.dtype={q.dtype} is neither bfloat16 nor float32"
-  if q.shape[3] > MAX_MAPS:
-    return f"q.shape={q.shape} has {q.shape[3]} maps, more than {MAX_MAPS}"
-  if h > MAX_WIDTH or e > 2 * MAX_WIDTH:
-    return f"(h, e)={h, e} is wider than {MAX_WIDTH, 2 * MAX_WIDTH}"
-  for name, x in (("bias_slopes", bias_slopes), ("sink", sink)):
-    if x is not None:
-      return f"{name} is given"
+  reason = kernel_limits.unsupported(
+      q, v, dtypes=DTYPES, max_width=MAX_WIDTH, bias_slopes=bias_slopes,
+      sink=sink,
+  )  # fmt: skip
+  if reason is not None:
+    return reason
   plan = make_plan(
       q, k, v, out_dtype=q.dtype, first_weight_is_one=True, **masks
   )

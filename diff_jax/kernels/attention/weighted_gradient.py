@@ -79,7 +79,26 @@ def row_stats(weights, lse, dweights, dlse):
   return jnp.concatenate(stats, axis=2), first[:, :, 0]
 
 
-def maps_to_heads(q, k, v):
+def parts_by_heads(one_map, q, k, v):
+  """`api.parts` by a kernel for heads of one map each.
+
+  Their outputs have gradients of their own: nothing is shared but K and V.
+
+  Args:
+    one_map: (q, k, v, weights of 1) -> (o [b,t,n,e], lse [b,t,n,1]).
+    q, k, v: of several maps.
+
+  Returns:
+    o [b,t,n,c,e] and lse [b,t,n,c].
+  """
+  kv_heads, maps = k.shape[2], q.shape[3]
+  q, k, v = _maps_to_heads(q, k, v)
+  o, lse = one_map(q, k, v, jnp.ones_like(q[..., 0], jnp.float32))
+  o, lse = (_heads_to_maps(x, kv_heads, maps) for x in (o, lse))
+  return o, lse[..., 0]
+
+
+def _maps_to_heads(q, k, v):
   """Every map as a head of its own, (k, c, g) of them, with its own gradients.
 
   Args:
@@ -101,8 +120,8 @@ def maps_to_heads(q, k, v):
   )
 
 
-def heads_to_maps(x, kv_heads: int, maps: int):
-  """[b,t,n*c,w] of `maps_to_heads` -> [b,t,n,c,w]."""
+def _heads_to_maps(x, kv_heads: int, maps: int):
+  """[b,t,n*c,w] of `_maps_to_heads` -> [b,t,n,c,w]."""
   b, t, heads, width = x.shape
   x = x.reshape(b, t, kv_heads, maps, heads // (kv_heads * maps), width)
   return jnp.moveaxis(x, 3, 4).reshape(b, t, heads // maps, maps, width)
